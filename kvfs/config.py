@@ -1,0 +1,220 @@
+"""Limits that hold everywhere, and the configuration that a person writes.
+
+A configuration is a TOML file; every key has a default, an unknown key is an error. Sizes are
+integers in bytes or text with a unit ("200GiB", "1.5TB"); `min_free` may also be a share ("5%").
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvfs.errors import InvalidInput
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+PAGE_BYTES = 4096
+CHUNK_BYTES_MAX = GIB
+CHUNK_HEADER_BYTES_MAX = 4 * MIB
+FILES_MAX = 10_000_000
+
+# Local socket between the node and its clients.
+FRAME_BYTES_MAX = 16 * MIB
+BATCH_ITEMS_MAX = 4096  # paths or files in one request
+DESCRIPTORS_PER_MESSAGE_MAX = 200  # the kernel takes 253
+CLIENTS_MAX = 256
+STAGES_PER_CLIENT_MAX = 1024
+CLIENT_DEADLINE_S = 10.0
+CLIENT_START_DEADLINE_S = 20.0
+
+META_BYTES_MAX = 16 * GIB  # address space of the LMDB map; the file grows as it is used
+META_SYNC_INTERVAL_S = 2.0
+QUARANTINE_FILES_MAX = 64
+QUARANTINE_BYTES_MAX = GIB
+EVICTION_BATCH = 256
+IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its last client
+
+STORE_VERSION = 1
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
+    "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB, "pib": 1024 * 1024 * GIB,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def parse_size(value: object, key: str) -> int:
+    """Bytes from an integer or text with a unit. Raises `InvalidInput`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise InvalidInput(key, f"{value!r} is no size; write for example 200GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a file system's capacity, 0 to 1."""
+
+    of_capacity: float
+
+
+def _parse_size_or_share(value: object, key: str) -> int | Share:
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return parse_size(value, key)
+    if not 0 <= float(match[1]) <= 100:
+        raise InvalidInput(key, f"{value!r} is not between 0% and 100%")
+    return Share(float(match[1]) / 100)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryConfig:
+    """One local directory of a store and how much of its disk it may use.
+
+    `max_bytes` None: all that `min_free` leaves. A share counts from the file system's capacity.
+    """
+
+    path: Path
+    max_bytes: int | Share | None = None
+    min_free: int | Share = Share(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class MountConfig:
+    """How the mount behaves."""
+
+    allow_other: bool = False
+    read_ahead_kib: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a node is told. The first directory holds metadata, socket and log."""
+
+    directories: tuple[DirectoryConfig, ...]
+    fsync: bool = False
+    idle_exit_s: float | None = None  # leave when no client was there for so long
+    socket_mode: int = 0o600
+    mount: MountConfig = field(default_factory=MountConfig)
+
+    @property
+    def home(self) -> Path:
+        return self.directories[0].path
+
+
+def default_store() -> Path:
+    """Where a store lies when nobody says: /var/lib/kvfs for root, else the XDG data directory."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/kvfs")
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "kvfs"
+
+
+def load_config(
+    file: Path | None = None, stores: Sequence[Path] = (), *, max_bytes: str | None = None
+) -> Config:
+    """Read a configuration. `stores` (from the command line) replace the file's directories, and
+    `max_bytes` its limits. Raises `InvalidInput`, naming the key; nothing is created."""
+    table: Mapping[str, Any] = {}
+    if file is not None:
+        try:
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(str(file), f"is no TOML: {error}") from error
+    return parse_config(table, stores, max_bytes=max_bytes)
+
+
+_TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
+
+
+def parse_config(
+    table: Mapping[str, Any], stores: Sequence[Path] = (), *, max_bytes: str | None = None
+) -> Config:
+    """Check a parsed TOML table and give it types; see `load_config`."""
+    _refuse_unknown(table, _TOP_KEYS, "")
+    common = DirectoryConfig(
+        Path(),
+        _parse_size_or_share(table["max_bytes"], "max_bytes") if "max_bytes" in table else None,
+        _parse_size_or_share(table.get("min_free", "5%"), "min_free"),
+    )
+    directories = [_parse_directory(item, common) for item in _as_list(table.get("store", []))]
+    if stores:
+        named = {d.path: d for d in directories}
+        directories = [
+            named.get(path, replace(common, path=path))
+            for path in (Path(os.path.abspath(store)) for store in stores)
+        ]
+    if not directories:
+        directories = [replace(common, path=default_store())]
+    if max_bytes is not None:
+        limit = _parse_size_or_share(max_bytes, "--max-bytes")
+        directories = [replace(d, max_bytes=limit) for d in directories]
+    if len({d.path for d in directories}) != len(directories):
+        raise InvalidInput("store", "a directory is named twice")
+    mount = table.get("mount", {})
+    if not isinstance(mount, dict):
+        raise InvalidInput("mount", "must be a table: [mount]")
+    _refuse_unknown(mount, {"allow_other", "read_ahead_kib"}, "mount.")
+    idle = table.get("idle_exit_s")
+    return Config(
+        directories=tuple(directories),
+        fsync=_typed(table, "fsync", bool, False),
+        idle_exit_s=None if idle is None else float(_typed(table, "idle_exit_s", (int, float), 0)),
+        socket_mode=_typed(table, "socket_mode", int, 0o600),
+        mount=MountConfig(
+            allow_other=_typed(mount, "allow_other", bool, False),
+            read_ahead_kib=_typed(mount, "read_ahead_kib", int, 1024),
+        ),
+    )
+
+
+def _as_list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _parse_directory(item: object, common: DirectoryConfig) -> DirectoryConfig:
+    if isinstance(item, str):
+        return replace(common, path=_absolute(item))
+    if not isinstance(item, dict) or not isinstance(item.get("path"), str):
+        raise InvalidInput("store", "write a path, a list of paths, or [[store]] tables with `path`")
+    _refuse_unknown(item, {"path", "max_bytes", "min_free"}, "store.")
+    return DirectoryConfig(
+        _absolute(item["path"]),
+        _parse_size_or_share(item["max_bytes"], "store.max_bytes")
+        if "max_bytes" in item
+        else common.max_bytes,
+        _parse_size_or_share(item["min_free"], "store.min_free")
+        if "min_free" in item
+        else common.min_free,
+    )
+
+
+def _absolute(path: str) -> Path:
+    if "\0" in path or not path:
+        raise InvalidInput("store", f"{path!r} is no path")
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: set[str], prefix: str) -> None:
+    for key in table:
+        if key not in known:
+            raise InvalidInput(f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}")
+
+
+def _typed(table: Mapping[str, Any], key: str, kind: Any, default: Any) -> Any:
+    value = table.get(key, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidInput(key, f"{value!r} has the wrong type")
+    return value

@@ -1,0 +1,68 @@
+"""What can go wrong, as few classes as callers tell apart.
+
+A miss is a value (`None`), never an exception. Absent, corrupt and unavailable are all a miss to an
+engine; only logs, counters and the mount's errno tell them apart.
+"""
+
+import errno
+import os
+
+
+class KvfsError(Exception):
+    """Base of every error that kvfs raises on purpose; its text says what to do."""
+
+
+class InvalidInput(KvfsError):
+    """Bytes or words from outside that break a rule: a name, a header, a frame, a config key.
+
+    Nothing was changed. `subject` is the offending thing, as short text.
+    """
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(f"{subject}: {reason}")
+        self.subject = subject
+        self.reason = reason
+
+
+class NamespaceError(KvfsError):
+    """A namespace operation that POSIX refuses; `code` is the errno it names."""
+
+    def __init__(self, code: int, path: bytes | str = b"") -> None:
+        shown = os.fsdecode(path)
+        super().__init__(f"{shown}: {os.strerror(code)}" if shown else os.strerror(code))
+        self.code = code
+        self.path = path
+
+
+class OutOfSpace(KvfsError):
+    """No directory of the store has room, even after eviction."""
+
+    code = errno.ENOSPC
+
+
+class Corrupt(KvfsError):
+    """Stored bytes are not the bytes that were stored; the copy has been or must be quarantined."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(f"{subject}: {reason}")
+        self.subject = subject
+        self.reason = reason
+
+
+class Unavailable(KvfsError):
+    """The other side does not answer: no node, a deadline passed, a store in use by another node."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether the same call may succeed later; the one place where retry is decided."""
+    if isinstance(error, Unavailable):
+        return True
+    return isinstance(error, OSError) and error.errno in {
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.EPIPE,
+    }

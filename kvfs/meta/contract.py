@@ -1,0 +1,325 @@
+"""The metadata contract: what every engine promises, and the records it speaks in.
+
+An engine holds the namespace (inodes and names), the blobs that the inodes point to, the chunk
+records that make prefixes visible, and the order in which things were used. It does no file I/O on
+blobs. Every method is one atomic transaction: it happens whole or, on an error, not at all. Methods
+return in microseconds and are called from one thread.
+
+Life of a regular file: `make` gives an inode without digest (*unpublished*: the mount shows it, no
+client sees it, a restart drops it). `publish` gives it a digest. Publishing again replaces the
+digest under the same inode. The last `unlink` makes it an *orphan* that lives until `forget`.
+
+Life of a blob: `intend` (about to be renamed into place) -> `publish` (in use) -> no inode points
+to it: *doomed* -> its file was removed: `bury`. `recover` finishes what a dead node left in between.
+
+Errors: `NamespaceError` with the errno that POSIX names for the same system call. Nothing else.
+"""
+
+import enum
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+ROOT_INO = 1
+NAME_BYTES_MAX = 255
+PATH_BYTES_MAX = 4096
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Inode:
+    """One file, directory, symbolic link or special file. Times are nanoseconds since the epoch."""
+
+    ino: int
+    mode: int  # type and permission bits, as in stat.st_mode
+    uid: int
+    gid: int
+    nlink: int
+    size_bytes: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    rdev: int = 0
+    digest: bytes = b""  # of a published regular file, else empty
+    target: bytes = b""  # of a symbolic link
+    used_ns: int = 0  # last use as the eviction order sees it
+    pinned: bool = False
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_regular(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_published(self) -> bool:
+        return bool(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory."""
+
+    name: bytes
+    inode: Inode
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Attributes to set; None leaves one as it is."""
+
+    mode: int | None = None  # permission bits only; the type never changes
+    uid: int | None = None
+    gid: int | None = None
+    size_bytes: int | None = None  # of an unpublished file, as its staging file grows
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """The bytes under a digest, as one store directory holds them."""
+
+    digest: bytes
+    size_bytes: int
+    allocated_bytes: int  # what `du` counts for the blob's file
+    directory: int  # index of the store directory
+    references: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInfo:
+    """What the tree of prefixes needs to know of a chunk file without opening it."""
+
+    key: bytes
+    parent: bytes  # key of the chunk before, empty at the start of a prompt
+    token_start: int
+    token_end: int
+    group: int
+    shard: int
+    tokens_digest: bytes  # xxh3_64 of the token ids as little-endian u32, empty when not stored
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """A chunk record with the file that it describes."""
+
+    info: ChunkInfo
+    inode: Inode
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """New content for a file, named by exactly one of `ino` and `path`.
+
+    By `ino`: the inode gets the digest (size, mtime, ctime change). By `path`: missing parents are
+    made (0o755, `uid`, `gid`) and a new inode takes the name, over whatever file held it, as by
+    rename; the file it replaced loses that name.
+    """
+
+    digest: bytes
+    size_bytes: int
+    allocated_bytes: int
+    directory: int
+    mtime_ns: int
+    ino: int = 0
+    path: bytes = b""
+    mode: int = stat.S_IFREG | 0o644
+    uid: int = 0
+    gid: int = 0
+    chunk: ChunkInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a publication went."""
+
+    inode: Inode
+    parent: int  # of the name, 0 when published by ino
+    name: bytes
+    replaced: Inode | None  # after it lost its name; an orphan when its nlink is 0
+
+
+class RenameMode(enum.Enum):
+    """What to do when the new name exists."""
+
+    REPLACE = enum.auto()
+    NO_REPLACE = enum.auto()
+    EXCHANGE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """What a rename did."""
+
+    moved: Inode
+    replaced: Inode | None  # after it lost its name; an orphan when its nlink is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A published file as eviction sees it, least recently used first."""
+
+    ino: int
+    used_ns: int
+    allocated_bytes: int  # freed when it goes: 0 while other files share its blob
+    is_pinned: bool
+    newest_child_used_ns: int  # of cached chunks that continue this one, 0 when there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals, kept in the engine's own transactions, so that they survive any restart."""
+
+    inodes: int
+    blobs: int
+    size_bytes: int  # of all blobs
+    allocated_bytes: tuple[int, ...]  # of all blobs, not yet buried ones included, per directory
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a dead node left behind: remove these blob files if nothing `publish`ed them, then bury."""
+
+    intended: tuple[tuple[bytes, int], ...]  # digest, directory: in place perhaps, in use by nobody
+    doomed: tuple[Blob, ...]
+    dropped_inodes: int  # unpublished files and orphans
+
+
+class MetaEngine(Protocol):
+    """See the module's docstring. `now_ns` is always the caller's clock."""
+
+    def close(self) -> None: ...
+
+    # Reading -------------------------------------------------------------------------------------
+    def inode(self, ino: int) -> Inode | None: ...
+
+    def lookup(self, parent: int, name: bytes) -> Inode | None:
+        """Find one name. ENOTDIR when `parent` is no directory, ENOENT when it is gone."""
+        ...
+
+    def resolve(self, paths: Sequence[bytes]) -> list[Inode | None]:
+        """Find many absolute or relative paths from the root at once, following no links.
+
+        A missing part is None, never an error. 1,000 paths below a few directories take about 1 ms.
+        """
+        ...
+
+    def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
+        """List names greater than `after` in byte order, at most `limit`, so that a listing can
+        resume while the directory changes and shows every name that stays exactly once."""
+        ...
+
+    def parent_of(self, ino: int) -> int:
+        """The directory that holds a directory; the root holds itself."""
+        ...
+
+    def paths_of(self, ino: int) -> list[bytes]:
+        """All paths of an inode from the root, without a leading slash; the root's is b""."""
+        ...
+
+    # Names: each change is atomic, sets ctime/mtime of parents as POSIX says -----------------------
+    def make(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, now_ns: int, *,
+        rdev: int = 0, target: bytes = b"",
+    ) -> Inode:
+        """Make a file of the type in `mode`: directory, regular (unpublished), link, fifo, socket,
+        device. EEXIST, ENOENT, ENOTDIR, ENAMETOOLONG. A setgid parent gives its group."""
+        ...
+
+    def make_directories(self, path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Inode:
+        """Make a directory and what is missing above it; ENOTDIR when a file is in the way."""
+        ...
+
+    def link(self, ino: int, parent: int, name: bytes, now_ns: int) -> Inode: ...
+
+    def unlink(self, parent: int, name: bytes, now_ns: int) -> Inode:
+        """Remove a name; the inode afterwards (nlink 0: an orphan until `forget`). EISDIR."""
+        ...
+
+    def rmdir(self, parent: int, name: bytes, now_ns: int) -> Inode: ...
+
+    def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, now_ns: int,
+        mode: RenameMode = RenameMode.REPLACE,
+    ) -> Renamed:
+        """As renameat2: EINVAL into itself, ENOTEMPTY, EISDIR, ENOTDIR, EEXIST with NO_REPLACE."""
+        ...
+
+    def set_attributes(self, ino: int, changes: Changes, now_ns: int) -> Inode: ...
+
+    # Content ---------------------------------------------------------------------------------------
+    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
+        """Blobs in use; a doomed one is None."""
+        ...
+
+    def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
+        """Note (digest, directory) pairs that are about to be renamed into place."""
+        ...
+
+    def publish(self, publications: Sequence[Publication], now_ns: int) -> list[Published]:
+        """Point names at contents, all in one transaction; clears the intents of these digests.
+
+        A digest that is in use already gains a reference and keeps its `directory`. A blob that
+        loses its last reference is doomed. EISDIR when a path names a directory.
+        """
+        ...
+
+    def forget(self, inos: Sequence[int]) -> None:
+        """Drop orphans, and unpublished files that have no name; others are left alone."""
+        ...
+
+    def doomed(self, limit: int) -> list[Blob]:
+        """Blobs that nothing points to and whose files must go."""
+        ...
+
+    def bury(self, digests: Sequence[bytes]) -> None:
+        """The files of these doomed blobs are gone: free what they weighed."""
+        ...
+
+    def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
+        """A blob is corrupt or missing and its file has been moved away: every name that points to
+        it goes. Returns (parent, name, inode as it was) for each. The blob's weight is freed."""
+        ...
+
+    def recover(self) -> Recovery:
+        """Drop unpublished inodes and orphans of a dead node; say which files are in question."""
+        ...
+
+    # Chunks ----------------------------------------------------------------------------------------
+    def set_chunk(self, ino: int, info: ChunkInfo) -> None:
+        """Record that a published file is a chunk. Its namespace is the directory two above it."""
+        ...
+
+    def chunk(self, ino: int) -> ChunkInfo | None: ...
+
+    def children(self, namespace: int, parent: bytes, after: int, limit: int) -> list[ChunkEntry]:
+        """Chunks of the namespace directory that continue the chunk with key `parent` (b"": those
+        that start a prompt), by inode number greater than `after`."""
+        ...
+
+    # Use and eviction --------------------------------------------------------------------------------
+    def touch(self, inos: Sequence[int], now_ns: int) -> None:
+        """Note a use. Within one call the first counts as the most recent, so that a prefix
+        outlives its suffix. Unknown inodes are ignored."""
+        ...
+
+    def set_pinned(self, ino: int, pinned: bool) -> Inode: ...
+
+    def coldest(self, limit: int) -> list[Candidate]:
+        """Published files with at least one name, least recently used first."""
+        ...
+
+    def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:
+        """Set (ino, used_ns) as eviction decided."""
+        ...
+
+    def usage(self) -> Usage: ...
+
+    def sync(self) -> None:
+        """Make everything so far durable against a crash of the machine. May block: call it from a
+        worker thread."""
+        ...
