@@ -161,13 +161,14 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A published file as eviction sees it, least recently used first."""
+    """A published file as eviction sees it."""
 
     ino: int
     used_ns: int
-    allocated_bytes: int  # freed when it goes: 0 while other files share its blob
-    is_pinned: bool
-    newest_child_used_ns: int  # of cached chunks that continue this one, 0 when there are none
+    digest: bytes
+    allocated_bytes: int  # of its blob: freed when the last of `references` has gone
+    references: int  # inodes that share the blob, this one included
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,12 @@ class Recovery:
 
 
 class MetaEngine(Protocol):
-    """See the module's docstring. `now_ns` is always the caller's clock."""
+    """See the module's docstring. `now_ns` is always the caller's clock.
+
+    A name that is empty, `.` or `..`, or holds `/` or NUL is EINVAL everywhere; one above
+    `NAME_BYTES_MAX` is ENAMETOOLONG. An unknown `ino` or `parent` is ENOENT, a `parent` that is no
+    directory ENOTDIR. A database that is full is ENOSPC.
+    """
 
     def close(self) -> None: ...
 
@@ -208,6 +214,13 @@ class MetaEngine(Protocol):
         """
         ...
 
+    def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
+        """The size of each path that is a published regular file, else None; cheaper than `resolve`.
+
+        1,000 paths below a few directories take less than 1 ms.
+        """
+        ...
+
     def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
         """List names greater than `after` in byte order, at most `limit`, so that a listing can
         resume while the directory changes and shows every name that stays exactly once."""
@@ -219,6 +232,10 @@ class MetaEngine(Protocol):
 
     def paths_of(self, ino: int) -> list[bytes]:
         """All paths of an inode from the root, without a leading slash; the root's is b""."""
+        ...
+
+    def names_of(self, ino: int) -> list[tuple[int, bytes]]:
+        """All (parent, name) of an inode; none for the root and for orphans."""
         ...
 
     # Names: each change is atomic, sets ctime/mtime of parents as POSIX says -----------------------
@@ -240,20 +257,41 @@ class MetaEngine(Protocol):
         """Remove a name; the inode afterwards (nlink 0: an orphan until `forget`). EISDIR."""
         ...
 
-    def rmdir(self, parent: int, name: bytes, now_ns: int) -> Inode: ...
+    def unlink_all(self, inos: Sequence[int], now_ns: int) -> list[tuple[int, bytes, Inode]]:
+        """Remove every name of these files, as eviction does: (parent, name, inode afterwards) for
+        each. They are orphans until `forget`. Directories and unknown inodes are left alone."""
+        ...
+
+    def rmdir(self, parent: int, name: bytes, now_ns: int) -> Inode:
+        """Remove an empty directory; the inode as it was last, which is gone at once (nlink 0)."""
+        ...
 
     def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, now_ns: int,
         mode: RenameMode = RenameMode.REPLACE,
     ) -> Renamed:
-        """As renameat2: EINVAL into itself, ENOTEMPTY, EISDIR, ENOTDIR, EEXIST with NO_REPLACE."""
+        """As renameat2: EINVAL into itself, ENOTEMPTY, EISDIR, ENOTDIR, EEXIST with NO_REPLACE.
+
+        A file that is replaced is an orphan until `forget` when that was its last name; a directory
+        that is replaced is gone at once. A chunk that moves goes to its new place's namespace.
+        """
         ...
 
-    def set_attributes(self, ino: int, changes: Changes, now_ns: int) -> Inode: ...
+    def set_attributes(self, ino: int, changes: Changes, now_ns: int) -> Inode:
+        """Change what `changes` names. EINVAL for a size of anything but an unpublished file."""
+        ...
 
     # Content ---------------------------------------------------------------------------------------
     def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
         """Blobs in use; a doomed one is None."""
+        ...
+
+    def holders(self, digest: bytes) -> list[int]:
+        """The inodes whose content a digest is, orphans included."""
+        ...
+
+    def inodes_of(self, digest: bytes) -> list[int]:
+        """The inodes that point to a blob."""
         ...
 
     def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
@@ -264,7 +302,11 @@ class MetaEngine(Protocol):
         """Point names at contents, all in one transaction; clears the intents of these digests.
 
         A digest that is in use already gains a reference and keeps its `directory`. A blob that
-        loses its last reference is doomed. EISDIR when a path names a directory.
+        loses its last reference is doomed; one that was doomed is in use again, where the
+        publication says. EISDIR when a path names a directory, EINVAL for a digest that is no digest
+        or has another size in use, and for a chunk whose tokens do not run forward or whose key is
+        empty or above 255 bytes. By `ino`, a new digest ends the chunk record of the old one.
+        Counts as a use, ordered as in `touch`.
         """
         ...
 
@@ -277,21 +319,27 @@ class MetaEngine(Protocol):
         ...
 
     def bury(self, digests: Sequence[bytes]) -> None:
-        """The files of these doomed blobs are gone: free what they weighed."""
+        """The files of these blobs are gone: a doomed one's weight is freed, and the intents of the
+        others are cleared. Blobs in use stay as they are."""
         ...
 
     def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
         """A blob is corrupt or missing and its file has been moved away: every name that points to
-        it goes. Returns (parent, name, inode as it was) for each. The blob's weight is freed."""
+        it goes. Returns (parent, name, inode as it was) for each. The blob's weight is freed; the
+        inodes are orphans without content until `forget`."""
         ...
 
     def recover(self) -> Recovery:
-        """Drop unpublished inodes and orphans of a dead node; say which files are in question."""
+        """Drop unpublished inodes and orphans of a dead node; say which files are in question.
+
+        What it says stays on record until `bury`. Takes as long as what is left, not as the store.
+        """
         ...
 
     # Chunks ----------------------------------------------------------------------------------------
     def set_chunk(self, ino: int, info: ChunkInfo) -> None:
-        """Record that a published file is a chunk. Its namespace is the directory two above it."""
+        """Record that a published file is a chunk. Its namespace is the directory two above its
+        first name. Gone with the file's last name. EINVAL as for `publish`."""
         ...
 
     def chunk(self, ino: int) -> ChunkInfo | None: ...
@@ -309,8 +357,15 @@ class MetaEngine(Protocol):
 
     def set_pinned(self, ino: int, pinned: bool) -> Inode: ...
 
-    def coldest(self, limit: int) -> list[Candidate]:
-        """Published files with at least one name, least recently used first."""
+    def coldest(self, limit: int, after: tuple[int, int] = (0, 0)) -> list[Candidate]:
+        """Published files with a name and without a pin, in order of (used_ns, ino), those greater
+        than `after`."""
+        ...
+
+    def continuations(self, ino: int, after: int, limit: int) -> list[Candidate]:
+        """The cached chunks that continue a chunk and begin behind its beginning, by inode number
+        greater than `after`, pinned ones included. None for a file that is no chunk. Follows no
+        circle, since token positions only grow."""
         ...
 
     def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,241 @@
+"""Packed records and keys of the embedded engine: pure functions between dataclasses and bytes.
+
+About 85 bytes an inode. Keys that are walked in order are big-endian, so that byte order is number
+order; tables keyed by one number use the native word, which LMDB compares fastest.
+"""
+
+import stat
+import struct
+from dataclasses import dataclass, field
+
+from kvfs.meta.contract import Blob, ChunkInfo, Inode
+
+TIME_NS_MAX = 2**63 - 1
+CHUNK_KEY_BYTES_MAX = 255
+
+_INODE = struct.Struct("<IIIIQqqqqQB")
+_USED_OFFSET = struct.calcsize("<IIIIQqqq")
+_USED_END = _USED_OFFSET + 8
+_PINNED = 1
+_DIRENT = struct.Struct("<QQ")
+_BLOB = struct.Struct("<QQHQ")
+_CHUNK = struct.Struct("<QQQIIBBB")
+_STATE = struct.Struct("<QQQQ")
+_NATIVE = struct.Struct("=Q")
+_ORDERED = struct.Struct(">Q")
+_PAIR = struct.Struct(">QQ")
+_INTENT = struct.Struct(">16sH")
+
+pack_native = _NATIVE.pack
+pack_ordered = _ORDERED.pack
+unpack_dirent = _DIRENT.unpack
+
+ROOT_DIRENT_KEY = pack_ordered(0)  # the root's own entry, so that b"" resolves like any path
+NO_DIRECTORY = pack_ordered(2**64 - 1)  # stands for a directory that does not exist
+
+
+def encode_inode(inode: Inode) -> bytes:
+    """Pack an inode; its digest or link target is the tail."""
+    return _INODE.pack(
+        inode.mode,
+        inode.uid,
+        inode.gid,
+        inode.nlink,
+        inode.size_bytes,
+        inode.atime_ns,
+        inode.mtime_ns,
+        inode.ctime_ns,
+        inode.used_ns,
+        inode.rdev,
+        _PINNED if inode.pinned else 0,
+    ) + (inode.target or inode.digest)
+
+
+def decode_inode(ino: int, raw: bytes) -> Inode:
+    """The inode that `encode_inode` packed."""
+    mode, uid, gid, nlink, size, atime, mtime, ctime, used, rdev, flags = _INODE.unpack_from(raw)
+    tail = raw[_INODE.size :]
+    digest, target = (b"", tail) if stat.S_ISLNK(mode) else (tail, b"")
+    return Inode(
+        ino, mode, uid, gid, nlink, size, atime, mtime, ctime, rdev, digest, target, used,
+        flags == _PINNED,
+    )  # fmt: skip
+
+
+def used_of(raw: bytes) -> int:
+    """`used_ns` of a packed inode, without unpacking the rest."""
+    return int.from_bytes(raw[_USED_OFFSET:_USED_END], "little")
+
+
+def with_used(raw: bytes, used_ns: int) -> bytes:
+    """A packed inode with another `used_ns`."""
+    return raw[:_USED_OFFSET] + used_ns.to_bytes(8, "little") + raw[_USED_END:]
+
+
+def clamp_time(time_ns: int) -> int:
+    """The nearest time that a record holds: the years 1678 to 2262."""
+    return max(-TIME_NS_MAX, min(time_ns, TIME_NS_MAX))
+
+
+def clamp_used(time_ns: int) -> int:
+    """The nearest stamp that the eviction order holds: none before the epoch."""
+    return max(0, min(time_ns, TIME_NS_MAX))
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+def encode_dirent(inode: Inode) -> bytes:
+    """Inode number, and size plus one of a published regular file, else 0: what a batch look-up
+    wants, so that it need not fetch the inode."""
+    return _DIRENT.pack(inode.ino, inode.size_bytes + 1 if inode.digest else 0)
+
+
+def name_key(ino: int, parent: int, name: bytes) -> bytes:
+    """Key of the table of reverse links."""
+    return _PAIR.pack(ino, parent) + name
+
+
+def split_name_key(key: bytes) -> tuple[int, bytes]:
+    """Parent and name of a reverse link."""
+    return _ORDERED.unpack_from(key, 8)[0], key[16:]
+
+
+# Blobs -------------------------------------------------------------------------------------------
+
+
+def encode_blob(blob: Blob) -> bytes:
+    """Pack a blob; its digest is the key."""
+    return _BLOB.pack(blob.size_bytes, blob.allocated_bytes, blob.directory, blob.references)
+
+
+def decode_blob(digest: bytes, raw: bytes) -> Blob:
+    """The blob that `encode_blob` packed."""
+    return Blob(digest, *_BLOB.unpack(raw))
+
+
+def intent_key(digest: bytes, directory: int) -> bytes:
+    """Key of the table of intents."""
+    return _INTENT.pack(digest, directory)
+
+
+def split_intent_key(key: bytes) -> tuple[bytes, int]:
+    """Digest and directory of an intent."""
+    digest, directory = _INTENT.unpack(key)
+    return digest, directory
+
+
+def holder_key(digest: bytes, ino: int) -> bytes:
+    """Key of the table that finds the inodes of a digest."""
+    return digest + pack_ordered(ino)
+
+
+# Chunks ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A chunk with the directory whose prefixes it belongs to."""
+
+    namespace: int
+    info: ChunkInfo
+
+
+def encode_chunk(record: ChunkRecord) -> bytes:
+    """Pack a chunk record; the inode number is its key."""
+    info = record.info
+    return (
+        _CHUNK.pack(
+            record.namespace,
+            info.token_start,
+            info.token_end,
+            info.group,
+            info.shard,
+            len(info.key),
+            len(info.parent),
+            len(info.tokens_digest),
+        )
+        + info.key
+        + info.parent
+        + info.tokens_digest
+    )
+
+
+def decode_chunk(raw: bytes) -> ChunkRecord:
+    """The record that `encode_chunk` packed."""
+    namespace, start, end, group, shard, key_bytes, parent_bytes, _ = _CHUNK.unpack_from(raw)
+    parent_at = _CHUNK.size + key_bytes
+    tokens_at = parent_at + parent_bytes
+    return ChunkRecord(
+        namespace,
+        ChunkInfo(
+            raw[_CHUNK.size : parent_at], raw[parent_at:tokens_at], start, end, group, shard,
+            raw[tokens_at:],
+        ),
+    )  # fmt: skip
+
+
+def is_chunk_storable(info: ChunkInfo) -> bool:
+    """Whether a record can hold it, and its tokens run forward: what keeps a lineage free of
+    circles, whatever a client says."""
+    return (
+        0 < len(info.key) <= CHUNK_KEY_BYTES_MAX
+        and len(info.parent) <= CHUNK_KEY_BYTES_MAX
+        and len(info.tokens_digest) <= CHUNK_KEY_BYTES_MAX
+        and 0 <= info.token_start < info.token_end < 2**64
+        and 0 <= info.group < 2**32
+        and 0 <= info.shard < 2**32
+    )
+
+
+def child_prefix(namespace: int, parent: bytes) -> bytes:
+    """Where the children of one chunk begin in the child index; the length keeps keys apart that
+    begin alike."""
+    return pack_ordered(namespace) + bytes((len(parent),)) + parent
+
+
+# Eviction order and totals -----------------------------------------------------------------------
+
+
+def used_key(used_ns: int, ino: int) -> bytes:
+    """Key of the eviction order."""
+    return _PAIR.pack(used_ns, ino)
+
+
+def split_used_key(key: bytes) -> tuple[int, int]:
+    """Stamp and inode number of an entry of the eviction order."""
+    used_ns, ino = _PAIR.unpack(key)
+    return used_ns, ino
+
+
+@dataclass(slots=True)
+class State:
+    """Totals, in the transaction that changes what they count."""
+
+    next_ino: int
+    inodes: int = 0
+    blobs: int = 0
+    size_bytes: int = 0
+    allocated_bytes: list[int] = field(default_factory=list)  # per directory
+
+    def weigh(self, blob: Blob, sign: int) -> None:
+        """Add (1) or take away (-1) a blob."""
+        allocated = self.allocated_bytes
+        allocated += [0] * (blob.directory + 1 - len(allocated))
+        self.blobs += sign
+        self.size_bytes += sign * blob.size_bytes
+        allocated[blob.directory] += sign * blob.allocated_bytes
+
+
+def encode_state(state: State) -> bytes:
+    """Pack the totals."""
+    allocated = state.allocated_bytes
+    return _STATE.pack(
+        state.next_ino, state.inodes, state.blobs, state.size_bytes
+    ) + struct.pack(f"<{len(allocated)}Q", *allocated)
+
+
+def decode_state(raw: bytes) -> State:
+    """The totals that `encode_state` packed."""
+    allocated = struct.unpack_from(f"<{(len(raw) - _STATE.size) // 8}Q", raw, _STATE.size)
+    return State(*_STATE.unpack_from(raw), list(allocated))
