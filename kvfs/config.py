@@ -81,12 +81,13 @@ def _parse_size_or_share(value: object, key: str) -> int | Share:
 class DirectoryConfig:
     """One local directory of a store and how much of its disk it may use.
 
-    `max_bytes` None: all that `min_free` leaves. A share counts from the file system's capacity.
+    `max_bytes` None: all that `min_free` leaves. `min_free` None: 5% of the file system, at most
+    1 GiB. A share counts from the file system's capacity.
     """
 
     path: Path
     max_bytes: int | Share | None = None
-    min_free: int | Share = Share(0.05)
+    min_free: int | Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def parse_config(
     common = DirectoryConfig(
         Path(),
         _parse_size_or_share(table["max_bytes"], "max_bytes") if "max_bytes" in table else None,
-        _parse_size_or_share(table.get("min_free", "5%"), "min_free"),
+        _parse_size_or_share(table["min_free"], "min_free") if "min_free" in table else None,
     )
     directories = [_parse_directory(item, common) for item in _as_list(table.get("store", []))]
     if stores:
@@ -188,7 +189,9 @@ def _parse_directory(item: object, common: DirectoryConfig) -> DirectoryConfig:
     if isinstance(item, str):
         return replace(common, path=_absolute(item))
     if not isinstance(item, dict) or not isinstance(item.get("path"), str):
-        raise InvalidInput("store", "write a path, a list of paths, or [[store]] tables with `path`")
+        raise InvalidInput(
+            "store", "write a path, a list of paths, or [[store]] tables with `path`"
+        )
     _refuse_unknown(item, {"path", "max_bytes", "min_free"}, "store.")
     return DirectoryConfig(
         _absolute(item["path"]),
@@ -210,7 +213,9 @@ def _absolute(path: str) -> Path:
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], prefix: str) -> None:
     for key in table:
         if key not in known:
-            raise InvalidInput(f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}")
+            raise InvalidInput(
+                f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}"
+            )
 
 
 def _typed(table: Mapping[str, Any], key: str, kind: Any, default: Any) -> Any:

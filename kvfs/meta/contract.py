@@ -290,10 +290,6 @@ class MetaEngine(Protocol):
         """The inodes whose content a digest is, orphans included."""
         ...
 
-    def inodes_of(self, digest: bytes) -> list[int]:
-        """The inodes that point to a blob."""
-        ...
-
     def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
         """Note (digest, directory) pairs that are about to be renamed into place."""
         ...

@@ -1,0 +1,247 @@
+"""One directory of a store: private staging files, blobs under their digest, a quarantine.
+
+Blobs lie at `blobs/<hh>/<hh>/<digest>`. A staging file is in the same file system, so publishing is
+one rename and nothing partial is ever under a digest. Staging names carry the store's id and the
+run of the node that made them: what another run left is garbage, since a lock admits one run.
+
+Crash cases: killed before the rename: a staging file of a dead run stays, `purge_staging` removes it.
+Killed after it: a blob that no metadata knows; the metadata's intents name it.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfs.config import (
+    GIB,
+    PAGE_BYTES,
+    QUARANTINE_BYTES_MAX,
+    QUARANTINE_FILES_MAX,
+    STORE_VERSION,
+    DirectoryConfig,
+    Share,
+)
+from kvfs.errors import InvalidInput, Unavailable
+
+_MARK = "store.json"
+_PARTS = ("blobs", "staging", "quarantine")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A private file that may become a blob. The descriptor is the caller's to close."""
+
+    name: str
+    fd: int
+
+
+class BlobDirectory:
+    """The files of one store directory. Owned by one node at a time; the lock goes with `close`."""
+
+    def __init__(self, config: DirectoryConfig, store_id: str, lock_fd: int) -> None:
+        self.path = config.path
+        self.store_id = store_id
+        self.quarantined_bytes = 0
+        self._config = config
+        self._lock_fd = lock_fd
+        self._run = secrets.token_hex(4)
+        self._serial = 0
+        self._root = os.fspath(config.path)
+        self._fanout = self._list_fanout()
+        self._trim_quarantine()
+
+    @classmethod
+    def open(cls, config: DirectoryConfig) -> "BlobDirectory":
+        """Take a store directory, made if it is missing or empty.
+
+        Raises `InvalidInput` for a directory that holds something else or another version, and
+        `Unavailable` when another node owns it. Nothing is changed then.
+        """
+        path = config.path
+        mark = path / _MARK
+        if not mark.exists():
+            _create_store(path)
+        try:
+            table = json.loads(mark.read_text(encoding="utf-8"))
+            version, store_id = table["version"], str(table["id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                str(mark), f"is damaged ({error}); restore it or remove the store"
+            ) from error
+        if version != STORE_VERSION:
+            raise InvalidInput(
+                str(mark), f"is of version {version}; this kvfs reads {STORE_VERSION}"
+            )
+        lock_fd = os.open(mark, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for part in _PARTS:
+                (path / part).mkdir(mode=0o700, exist_ok=True)
+        except BlockingIOError as error:
+            os.close(lock_fd)
+            raise Unavailable(f"{path}: another node owns this store") from error
+        except OSError as error:
+            os.close(lock_fd)
+            raise InvalidInput(str(path), f"cannot be used: {error.strerror}") from error
+        return cls(config, store_id, lock_fd)
+
+    def close(self) -> None:
+        """Give the directory up."""
+        os.close(self._lock_fd)
+
+    # Room ----------------------------------------------------------------------------------------
+    def limit_bytes(self) -> int | None:
+        """What may be used in all, or None when only `min_free` binds."""
+        limit = self._config.max_bytes
+        return int(limit.of_capacity * self.capacity_bytes()) if isinstance(limit, Share) else limit
+
+    def min_free_bytes(self) -> int:
+        """What must stay free on the file system."""
+        match self._config.min_free:
+            case None:
+                return min(GIB, self.capacity_bytes() // 20)
+            case Share(of_capacity):
+                return int(of_capacity * self.capacity_bytes())
+            case fixed:
+                return fixed
+
+    def capacity_bytes(self) -> int:
+        status = os.statvfs(self._root)
+        return status.f_blocks * status.f_frsize
+
+    def free_bytes(self) -> int:
+        status = os.statvfs(self._root)
+        return status.f_bavail * status.f_frsize
+
+    def overhead_bytes(self) -> int:
+        """What `du` counts beside blobs and staging: directories, quarantine, marks."""
+        directories = len(self._fanout) + 257 + 4
+        return directories * PAGE_BYTES + self.quarantined_bytes
+
+    # Staging -------------------------------------------------------------------------------------
+    def stage(self) -> StagedFile:
+        """Make an empty private file, open for reading and writing."""
+        self._serial += 1
+        name = f"{self.store_id}.{self._run}.{self._serial:x}"
+        fd = os.open(
+            f"{self._root}/staging/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        return StagedFile(name, fd)
+
+    def discard(self, name: str) -> None:
+        """Remove a staging file; one that is gone is fine."""
+        try:
+            os.unlink(f"{self._root}/staging/{name}")
+        except FileNotFoundError:
+            pass
+
+    def adopt(self, name: str, digest: bytes) -> None:
+        """Put a staging file under its digest, over what was there."""
+        target = self.blob_path(digest)
+        source = f"{self._root}/staging/{name}"
+        fanout = digest[:2]
+        if fanout not in self._fanout:
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            self._fanout.add(fanout)
+        os.rename(source, target)
+
+    def purge_staging(self) -> int:
+        """Remove what dead runs of this store left; how many files."""
+        removed = 0
+        for item in os.scandir(f"{self._root}/staging"):
+            owner = item.name.split(".")
+            if owner[0] == self.store_id and len(owner) == 3 and owner[1] != self._run:
+                os.unlink(item.path)
+                removed += 1
+        return removed
+
+    # Blobs ---------------------------------------------------------------------------------------
+    def blob_path(self, digest: bytes) -> str:
+        name = digest.hex()
+        return f"{self._root}/blobs/{name[:2]}/{name[2:4]}/{name}"
+
+    def open_blob(self, digest: bytes) -> int:
+        """A new read-only descriptor. FileNotFoundError when the blob is not here."""
+        return os.open(self.blob_path(digest), os.O_RDONLY | os.O_CLOEXEC)
+
+    def trash(self, digest: bytes) -> str | None:
+        """Take a blob's file out of the way at once; its new path, to unlink at leisure."""
+        self._serial += 1
+        path = f"{self._root}/staging/{self.store_id}.{self._run}.{self._serial:x}"
+        try:
+            os.rename(self.blob_path(digest), path)
+        except FileNotFoundError:
+            return None
+        return path
+
+    def quarantine(self, digest: bytes) -> bool:
+        """Move a bad blob aside for a person to look at; False when its file is gone."""
+        self._serial += 1
+        path = f"{self._root}/quarantine/{digest.hex()}.{self._run}.{self._serial:x}"
+        try:
+            os.rename(self.blob_path(digest), path)
+        except FileNotFoundError:
+            return False
+        self._trim_quarantine()
+        return True
+
+    def scan(self) -> Iterator[list[tuple[bytes, int]]]:
+        """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow."""
+        for fanout in sorted(self._fanout):
+            name = fanout.hex()
+            batch = []
+            for item in os.scandir(f"{self._root}/blobs/{name[:2]}/{name[2:]}"):
+                if len(item.name) == 32 and item.name.startswith(name):
+                    batch.append((bytes.fromhex(item.name), item.stat().st_size))
+            yield batch
+
+    def _list_fanout(self) -> set[bytes]:
+        fanout = set()
+        for first in os.scandir(f"{self._root}/blobs"):
+            if len(first.name) == 2:
+                for second in os.scandir(first.path):
+                    fanout.add(bytes.fromhex(first.name + second.name))
+        return fanout
+
+    def _trim_quarantine(self) -> None:
+        """Keep the newest bad files within their bounds."""
+        with os.scandir(f"{self._root}/quarantine") as items:
+            found = sorted((item.stat().st_ctime_ns, item.path, item.stat()) for item in items)
+        kept_bytes = 0
+        for position, (_, path, status) in enumerate(reversed(found)):
+            allocated = status.st_blocks * 512
+            if (
+                position >= QUARANTINE_FILES_MAX
+                or kept_bytes + allocated > self._quarantine_bound()
+            ):
+                os.unlink(path)
+            else:
+                kept_bytes += allocated
+        self.quarantined_bytes = kept_bytes
+
+    def _quarantine_bound(self) -> int:
+        limit = self.limit_bytes()
+        return QUARANTINE_BYTES_MAX if limit is None else min(QUARANTINE_BYTES_MAX, limit // 16)
+
+
+def _create_store(path: Path) -> None:
+    """Make the mark of an empty store, whole or not at all."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = {"kvfs.toml", "node.log", "lost+found"}
+        names = {item.name for item in os.scandir(path)}
+        foreign = {name for name in names - ours if not name.startswith(f".{_MARK}.")}
+        if foreign:
+            raise InvalidInput(
+                str(path), f"holds other files ({sorted(foreign)[0]}); name an empty directory"
+            )
+        table = {"version": STORE_VERSION, "id": secrets.token_hex(8)}
+        draft = path / f".{_MARK}.{secrets.token_hex(4)}"
+        draft.write_text(json.dumps(table) + "\n", encoding="utf-8")
+        os.rename(draft, path / _MARK)
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot hold a store: {error.strerror}") from error

@@ -1,0 +1,175 @@
+"""From a configuration to a running node, and back: locks, recovery, background work, clean stop.
+
+`running` is what `kvfs mount` and `kvfs serve` have in common. A store whose machine went down while
+a node ran has metadata that no one vouches for (LMDB does not sync each transaction): it is
+dropped, and the names of chunk files are rebuilt from their headers. A killed process costs nothing.
+"""
+
+import json
+import logging
+import os
+import resource
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import META_SYNC_INTERVAL_S, Config, DirectoryConfig
+from kvfs.errors import InvalidInput
+from kvfs.local import serve_clients
+from kvfs.meta.lmdb import LmdbEngine
+from kvfs.node import Node
+from kvfs.upkeep import rebuild
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Node]:
+    """Own a store for the length of a `with` block, serving its socket.
+
+    Raises `Unavailable` when another node owns it and `InvalidInput` when a directory is unfit.
+    """
+    _raise_descriptor_limit()
+    with ExitStack() as stack:
+        directories = _open_directories(config, stack)
+        meta = config.home / "meta"
+        suspect = _is_suspect(meta)
+        if suspect:
+            _drop_metadata(meta)
+        engine = LmdbEngine.open(meta, root_uid=os.geteuid(), root_gid=os.getegid())
+        stack.callback(engine.close)
+        _mark_running(meta)
+        node = Node(config, directories, engine)
+        recover(node)
+        if suspect:
+            log.warning("the machine stopped while a node ran: rebuilding names from chunk files")
+            log.info("rebuilt %d names", await rebuild(node))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.remove_trash)
+            nursery.start_soon(_sync_always, node)
+            await nursery.start(serve_clients, node)
+            log.info("serving %s", config.home)
+            yield node
+            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(engine.sync)
+        _mark_clean(meta)
+
+
+def recover(node: Node) -> None:
+    """Finish what a dead node left: files renamed but not published, blobs to remove, staging."""
+    left = node.meta.recover()
+    for digest, index in left.intended:
+        directory = node.directories[index] if index < len(node.directories) else None
+        if directory is not None and node.meta.blobs([digest])[0] is None:
+            path = directory.trash(digest)
+            if path is not None:
+                os.unlink(path)
+    node.meta.bury([digest for digest, _ in left.intended])
+    node.reap()
+    staged = sum(d.purge_staging() for d in node.directories if d is not None)
+    if left.dropped_inodes or staged or left.intended or left.doomed:
+        log.info(
+            "recovered: %d unfinished files dropped, %d staging files removed",
+            left.dropped_inodes,
+            staged,
+        )
+
+
+def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | None]:
+    """Take all directories of the store, in the order in which its metadata counts them.
+
+    The first directory remembers the others, so that a start that names only the first finds all.
+    One that is missing (a disk not mounted) is None: its blobs are misses until it is back.
+    """
+    opened: dict[str, BlobDirectory] = {}
+    for item in config.directories:
+        directory = BlobDirectory.open(item)
+        stack.callback(directory.close)
+        opened[directory.store_id] = directory
+    home = config.home
+    (home / "meta").mkdir(mode=0o700, exist_ok=True)
+    roster_file = home / "meta" / "directories.json"
+    roster: list[dict[str, str]] = []
+    if roster_file.exists():
+        try:
+            roster = json.loads(roster_file.read_text(encoding="utf-8"))
+            known = [(str(item["id"]), Path(item["path"])) for item in roster]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(str(roster_file), f"is damaged ({error}); remove it") from error
+    else:
+        known = []
+    order: list[BlobDirectory | None] = []
+    for store_id, path in known:
+        directory = opened.pop(store_id, None)
+        if directory is None:
+            directory = _reopen(store_id, path)
+            if directory is not None:
+                stack.callback(directory.close)
+        order.append(directory)
+    order += opened.values()
+    if order[0] is None or order[0].path != home:
+        raise InvalidInput(
+            str(home), "is not the first directory of this store; name that one first"
+        )
+    table = [
+        {"id": d.store_id, "path": os.fspath(d.path)} if d is not None else roster[i]
+        for i, d in enumerate(order)
+    ]
+    draft = roster_file.with_suffix(".new")
+    draft.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    draft.rename(roster_file)
+    return order
+
+
+def _reopen(store_id: str, path: Path) -> BlobDirectory | None:
+    """A directory that an earlier start named, if it is still there and still the same."""
+    if not (path / "store.json").exists():
+        log.warning("%s is not there: what lies in it is missing until it is back", path)
+        return None
+    directory = BlobDirectory.open(DirectoryConfig(path))
+    if directory.store_id != store_id:
+        log.warning("%s now holds another store; it is left alone", path)
+        directory.close()
+        return None
+    return directory
+
+
+def _is_suspect(meta: Path) -> bool:
+    """Whether the machine went down while a node wrote this metadata."""
+    mark = meta / "running"
+    return mark.exists() and mark.read_text(encoding="utf-8") != _boot_id()
+
+
+def _mark_running(meta: Path) -> None:
+    (meta / "running").write_text(_boot_id(), encoding="utf-8")
+
+
+def _mark_clean(meta: Path) -> None:
+    (meta / "running").unlink(missing_ok=True)
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def _drop_metadata(meta: Path) -> None:
+    for name in ("data.mdb", "lock.mdb"):
+        (meta / name).unlink(missing_ok=True)
+
+
+async def _sync_always(node: Node) -> None:
+    """Bound what a crash of the machine may lose."""
+    while True:
+        await trio.sleep(META_SYNC_INTERVAL_S)
+        await trio.to_thread.run_sync(node.meta.sync)
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

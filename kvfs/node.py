@@ -1,0 +1,548 @@
+"""The node: the one owner of a store's metadata and directories.
+
+Everything runs in one trio thread, so a function without `await` is atomic against all others;
+`await` stands only where bytes are hashed or removed, in worker threads. What must not interleave:
+
+- A blob's file and its record change in one piece of sync code (`_commit`, `_reap`, `_lose`), so no
+  one sees a record without its file. A crash in between is what intents and dooms are for.
+- `reserve` holds the eviction lock, since two writers would count the same freed bytes.
+
+Bytes do not pass through here: readers and writers get descriptors.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from kvfs import evict
+from kvfs.blobs import BlobDirectory
+from kvfs.chunk import read_chunk_info
+from kvfs.config import EVICTION_BATCH, FILES_MAX, MIB, Config
+from kvfs.digest import digest_file
+from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
+from kvfs.meta.contract import (
+    ChunkInfo,
+    Inode,
+    MetaEngine,
+    Publication,
+    Renamed,
+    RenameMode,
+)
+from kvfs.names import parse_chunk_path
+from kvfs.space import Space, allocated_bytes
+
+log = logging.getLogger(__name__)
+
+VERIFIED_MAX = 262_144  # digests remembered as checked since the start
+EVICTION_SLACK_BYTES_MAX = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A name that came, went or changed other than by the mount itself."""
+
+    parent: int
+    name: bytes
+    ino: int
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """A private file on its way to be a blob. Whoever staged it owns it and its descriptor until it
+    is published or discarded."""
+
+    directory: int
+    name: str
+    fd: int
+    reserved_bytes: int = 0
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A staged file with what it is to become: new content of an inode, or of a path."""
+
+    stage: Stage
+    digest: bytes
+    size_bytes: int
+    mtime_ns: int
+    ino: int = 0
+    path: bytes = b""
+    uid: int = 0
+    gid: int = 0
+    chunk: ChunkInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statfs:
+    """What statfs tells of the whole store."""
+
+    capacity_bytes: int
+    free_bytes: int
+    files: int
+    files_free: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the node started."""
+
+    lookups: int = 0
+    lookup_hits: int = 0
+    opens: int = 0
+    open_misses: int = 0
+    published_files: int = 0
+    published_bytes: int = 0
+    deduplicated_bytes: int = 0
+    evicted_files: int = 0
+    evicted_bytes: int = 0
+    corrupt_blobs: int = 0
+    missing_blobs: int = 0
+
+
+@dataclass(slots=True)
+class _Trash:
+    """Files taken away and not yet unlinked."""
+
+    queue: list[tuple[int, str, int]] = field(default_factory=list)  # directory, path, bytes
+    wake: trio.Event = field(default_factory=trio.Event)
+    idle: trio.Event = field(default_factory=trio.Event)
+
+
+class Node:
+    """See the module's docstring. Made by `kvfs.life.running`, which also recovers and closes it."""
+
+    def __init__(
+        self,
+        config: Config,
+        directories: Sequence[BlobDirectory | None],
+        engine: MetaEngine,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        assert directories[0] is not None
+        self.config = config
+        self.meta = engine
+        self.directories = directories
+        self.store_id = directories[0].store_id
+        self.now_ns = now_ns
+        self.started_ns = now_ns()
+        self.counters = Counters()
+        self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
+        self.clients: set[object] = set()
+        self.mountpoint: str | None = None
+        self._held: dict[int, int] = {}
+        self._watchers: list[Callable[[Change], None]] = []
+        self._verified: dict[bytes, None] = {}
+        self._verifying: dict[bytes, trio.Event] = {}
+        self._evicting = trio.Lock()
+        self._trash = _Trash()
+        self._stamp_ns = 0
+
+    # Names ---------------------------------------------------------------------------------------
+    def unlink(self, parent: int, name: bytes) -> Inode:
+        """Remove a name; the inode afterwards. Its blob goes with the last name and handle."""
+        inode = self.meta.unlink(parent, name, self.now_ns())
+        self.drop_orphan(inode)
+        return inode
+
+    def rename(
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        mode: RenameMode = RenameMode.REPLACE,
+    ) -> Renamed:
+        """As `MetaEngine.rename`; what was replaced goes with its last handle."""
+        renamed = self.meta.rename(parent, name, new_parent, new_name, self.now_ns(), mode)
+        if renamed.replaced is not None:
+            self.drop_orphan(renamed.replaced)
+        self._index_chunk(renamed.moved)
+        return renamed
+
+    def hold(self, ino: int) -> None:
+        """Keep an inode past its last unlink, and from eviction, until `release`."""
+        self._held[ino] = self._held.get(ino, 0) + 1
+
+    def release(self, ino: int) -> None:
+        """Pairs with `hold`; the last one lets an orphan go."""
+        count = self._held[ino] - 1
+        if count:
+            self._held[ino] = count
+            return
+        del self._held[ino]
+        inode = self.meta.inode(ino)
+        if inode is not None:
+            self.drop_orphan(inode)
+
+    def watch(self, callback: Callable[[Change], None]) -> None:
+        """Call back, in the node's thread, on every change that the mount did not make itself."""
+        self._watchers.append(callback)
+
+    def notify(self, parent: int, name: bytes, ino: int) -> None:
+        """Tell the watchers; for changes that clients, eviction or quarantine make."""
+        for callback in self._watchers:
+            callback(Change(parent, name, ino))
+
+    def drop_orphan(self, inode: Inode) -> None:
+        """Let go of a file that has no name and no open handle."""
+        if inode.nlink == 0 and inode.ino not in self._held:
+            self.meta.forget([inode.ino])
+            self.reap()
+
+    # Reading -------------------------------------------------------------------------------------
+    async def open_content(self, ino: int) -> int:
+        """A new read-only descriptor of a published file, for the caller to close.
+
+        The first open of a blob since the node started reads it whole and checks its digest.
+        Raises `Corrupt` (quarantined, its names are gone) and `NamespaceError` ENOENT.
+        """
+        inode = self.meta.inode(ino)
+        if inode is None or not inode.is_published:
+            raise NamespaceError(errno.ENOENT)
+        await self.check_content(inode.digest)
+        fd = self.open_inode(inode)
+        if fd is None:
+            raise NamespaceError(errno.ENOENT)
+        self.touch([ino])
+        return fd
+
+    def open_inode(self, inode: Inode) -> int | None:
+        """A descriptor without a digest check, for clients that check in their own buffer. A blob
+        whose file is gone costs its names: a miss from then on."""
+        self.counters.opens += 1
+        blob = self.meta.blobs([inode.digest])[0]
+        directory = self.directories[blob.directory] if blob is not None else None
+        if directory is None:
+            self.counters.open_misses += 1
+            return None
+        try:
+            fd = directory.open_blob(inode.digest)
+        except FileNotFoundError:
+            self.counters.open_misses += 1
+            self.counters.missing_blobs += 1
+            log.warning("blob %s has lost its file; its names are dropped", inode.digest.hex())
+            self._lose(inode.digest)
+            return None
+        if os.fstat(fd).st_size != inode.size_bytes:
+            os.close(fd)
+            self.counters.open_misses += 1
+            self.quarantine(inode.digest, "its file has the wrong length")
+            return None
+        return fd
+
+    async def check_content(self, digest: bytes, *, again: bool = False) -> None:
+        """Read a blob whole and compare its digest, once since the start unless `again`; readers
+        of one blob share one check. Raises `Corrupt` after quarantining it."""
+        while (running := self._verifying.get(digest)) is not None:
+            await running.wait()
+        if digest in self._verified and not again:
+            return
+        blob = self.meta.blobs([digest])[0]
+        directory = self.directories[blob.directory] if blob is not None else None
+        if blob is None or directory is None:
+            return
+        self._verifying[digest] = trio.Event()
+        try:
+            found = await trio.to_thread.run_sync(_digest_of_path, directory.blob_path(digest))
+        finally:
+            self._verifying.pop(digest).set()
+        if found == digest:
+            self._note_verified(digest)
+        elif found is not None:
+            self.quarantine(digest, "its bytes changed since they were stored")
+            raise Corrupt(digest.hex(), "its bytes changed since they were stored; quarantined")
+
+    def quarantine(self, digest: bytes, reason: str) -> None:
+        """Move a bad blob aside and drop every name that points to it."""
+        blob = self.meta.blobs([digest])[0]
+        if blob is None:
+            return
+        self.counters.corrupt_blobs += 1
+        log.error("blob %s: %s; quarantined", digest.hex(), reason)
+        directory = self.directories[blob.directory]
+        if directory is not None:
+            directory.quarantine(digest)
+        self._lose(digest)
+
+    def _lose(self, digest: bytes) -> None:
+        self._verified.pop(digest, None)
+        lost = self.meta.lose(digest, self.now_ns())
+        self.meta.forget([inode.ino for _, _, inode in lost if inode.ino not in self._held])
+        for parent, name, inode in lost:
+            self.notify(parent, name, inode.ino)
+
+    def _note_verified(self, digest: bytes) -> None:
+        self._verified[digest] = None
+        if len(self._verified) > VERIFIED_MAX:
+            self._verified.pop(next(iter(self._verified)))
+
+    def touch(self, inos: Sequence[int]) -> None:
+        """Note a use, the first as the most recent."""
+        self._stamp_ns = max(self._stamp_ns + len(inos), self.now_ns())
+        self.meta.touch(inos, self._stamp_ns)
+
+    # Writing -------------------------------------------------------------------------------------
+    def stage(self, size_bytes: int = 0) -> Stage:
+        """A new private file in the least busy directory. It may not grow before `reserve`."""
+        index = self.space.pick(size_bytes)
+        directory = None if index is None else self.directories[index]
+        if index is None or directory is None:
+            raise OutOfSpace(
+                f"{size_bytes} bytes are more than any directory of the store may hold"
+            )
+        staged = directory.stage()
+        self.space.begin_stage(index)
+        return Stage(index, staged.name, staged.fd)
+
+    async def stage_copy(self, ino: int) -> Stage:
+        """A stage that holds a published file's bytes, for copy on write."""
+        source = await self.open_content(ino)
+        try:
+            size_bytes = os.fstat(source).st_size
+            stage = self.stage(size_bytes)
+            try:
+                await self.reserve(stage, size_bytes)
+                await trio.to_thread.run_sync(_copy, source, stage.fd, size_bytes)
+            except BaseException:
+                self.discard(stage)
+                raise
+            return stage
+        finally:
+            os.close(source)
+
+    async def reserve(self, stage: Stage, size_bytes: int) -> None:
+        """Make sure a stage may grow to a size, evicting what is coldest. Raises `OutOfSpace`."""
+        extra = allocated_bytes(size_bytes) - stage.reserved_bytes
+        if extra > 0:
+            await self._make_room(stage.directory, extra)
+            stage.reserved_bytes += extra
+            self.space.reserve(stage.directory, extra)
+
+    def discard(self, stage: Stage) -> None:
+        """Close and remove a stage; one that was used up is left alone."""
+        if stage.is_open:
+            os.close(stage.fd)
+            self._end_stage(stage)
+            directory = self.directories[stage.directory]
+            assert directory is not None
+            directory.discard(stage.name)
+
+    async def publish_stage(self, stage: Stage, ino: int, mtime_ns: int) -> Inode:
+        """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
+        belongs to the caller and must not be written any more."""
+        size_bytes, digest = await trio.to_thread.run_sync(digest_file, stage.fd)
+        if self.config.fsync:
+            await trio.to_thread.run_sync(os.fsync, stage.fd)
+        inode = self.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
+        self._note_verified(digest)
+        self._index_chunk(inode)
+        return inode
+
+    def publish(self, contents: Sequence[Content]) -> list[Inode]:
+        """Publish staged files, all in one transaction; descriptors stay open. See `_commit`."""
+        for content in contents:
+            assert content.stage.is_open
+        now_ns = self.now_ns()
+        places = self._place(contents)
+        publications = [
+            Publication(
+                digest=content.digest,
+                size_bytes=content.size_bytes,
+                allocated_bytes=os.fstat(content.stage.fd).st_blocks * 512,
+                directory=places[content.digest],
+                mtime_ns=content.mtime_ns,
+                ino=content.ino,
+                path=content.path,
+                uid=content.uid,
+                gid=content.gid,
+                chunk=content.chunk,
+            )
+            for content in contents
+        ]
+        self._stamp_ns = max(self._stamp_ns + len(contents), now_ns)
+        published = self.meta.publish(publications, self._stamp_ns)
+        for content, result in zip(contents, published, strict=True):
+            self.counters.published_files += 1
+            self.counters.published_bytes += content.size_bytes
+            if content.path:
+                self.notify(result.parent, result.name, result.inode.ino)
+            if result.replaced is not None:
+                self.drop_orphan(result.replaced)
+        self.reap()
+        return [result.inode for result in published]
+
+    def _place(self, contents: Sequence[Content]) -> dict[bytes, int]:
+        """Bring each staged file under its digest, or drop it where equal bytes lie already; the
+        directory of each digest. Intents first: a crash from here to `publish` is recovered."""
+        places: dict[bytes, int] = {}
+        known = self.meta.blobs([content.digest for content in contents])
+        for content, blob in zip(contents, known, strict=True):
+            if blob is not None and self._is_present(
+                content.digest, blob.directory, blob.size_bytes
+            ):
+                places[content.digest] = blob.directory
+            elif blob is not None:
+                self._lose(content.digest)
+        fresh = {}
+        for content in contents:
+            if content.digest not in places and content.digest not in fresh:
+                fresh[content.digest] = content.stage
+        self.meta.intend([(digest, stage.directory) for digest, stage in fresh.items()])
+        for content in contents:
+            stage = content.stage
+            directory = self.directories[stage.directory]
+            assert directory is not None
+            if fresh.get(content.digest) is stage:
+                directory.adopt(stage.name, content.digest)
+                places[content.digest] = stage.directory
+            else:
+                self.counters.deduplicated_bytes += content.size_bytes
+                directory.discard(stage.name)
+            self._end_stage(stage)
+        return places
+
+    def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:
+        directory = self.directories[index]
+        try:
+            return directory is not None and (
+                os.stat(directory.blob_path(digest)).st_size == size_bytes
+            )
+        except FileNotFoundError:
+            return False
+
+    def _end_stage(self, stage: Stage) -> None:
+        stage.is_open = False
+        self.space.end_stage(stage.directory, stage.reserved_bytes)
+
+    def _index_chunk(self, inode: Inode) -> None:
+        """A chunk file that came through the mount joins the tree of prefixes, if its header says
+        what its name says."""
+        if not (inode.is_regular and inode.is_published) or self.meta.chunk(inode.ino) is not None:
+            return
+        for path in self.meta.paths_of(inode.ino):
+            parsed = parse_chunk_path(path)
+            fd = self.open_inode(inode) if parsed is not None else None
+            if parsed is None or fd is None:
+                continue
+            try:
+                info = read_chunk_info(fd, inode.size_bytes)
+            except Corrupt as error:
+                log.info("%s is no chunk file: %s", os.fsdecode(path), error.reason)
+                continue
+            finally:
+                os.close(fd)
+            if info.key == parsed[1].encode():
+                self.meta.set_chunk(inode.ino, info)
+
+    # Room ----------------------------------------------------------------------------------------
+    async def _make_room(self, index: int, extra_bytes: int) -> None:
+        if not self.space.fits_ever(index, extra_bytes):
+            raise OutOfSpace(
+                f"{extra_bytes} bytes are more than the directory may hold; raise max_bytes"
+            )
+        async with self._evicting:
+            while (short_bytes := extra_bytes - self.space.room_bytes(index)) > 0:
+                if self.space.trash_bytes(index):
+                    await self.wait_trash_removed()
+                elif self._evict(index, short_bytes) == 0:
+                    raise OutOfSpace("nothing is left to evict; unpin files or raise max_bytes")
+
+    def _evict(self, index: int, short_bytes: int) -> int:
+        """Take away the coldest files of a directory; the bytes that this frees."""
+        slack = min(EVICTION_SLACK_BYTES_MAX, short_bytes + self.space.used_bytes(index) // 64)
+        decision = evict.plan(
+            self.meta, short_bytes + slack, EVICTION_BATCH, directory=index, kept=self._held.keys()
+        )
+        self.meta.restamp(decision.restamp)
+        self.drop_files(decision.evict)
+        self.counters.evicted_files += len(decision.evict)
+        self.counters.evicted_bytes += decision.freed_bytes
+        return len(decision.evict) + len(decision.restamp)
+
+    def drop_files(self, inos: Sequence[int]) -> None:
+        """Remove every name of these files, as eviction does."""
+        orphans = self.meta.unlink_all(inos, self.now_ns())
+        self.meta.forget([ino for ino in inos if ino not in self._held])
+        self.reap()
+        for parent, name, inode in orphans:
+            self.notify(parent, name, inode.ino)
+
+    def reap(self) -> None:
+        """Take the files of doomed blobs out of the way and free their weight."""
+        while doomed := self.meta.doomed(EVICTION_BATCH):
+            for blob in doomed:
+                self._verified.pop(blob.digest, None)
+                directory = self.directories[blob.directory]
+                path = directory.trash(blob.digest) if directory is not None else None
+                if path is not None:
+                    self.space.begin_trash(blob.directory, blob.allocated_bytes)
+                    self._trash.queue.append((blob.directory, path, blob.allocated_bytes))
+            self.meta.bury([blob.digest for blob in doomed])
+        if self._trash.queue:
+            self._trash.wake.set()
+
+    async def remove_trash(self) -> None:
+        """Background task: unlink what `reap` took away, in a worker thread."""
+        while True:
+            await self._trash.wake.wait()
+            self._trash.wake = trio.Event()
+            batch, self._trash.queue = self._trash.queue, []
+            await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
+            for index, _, size_bytes in batch:
+                self.space.end_trash(index, size_bytes)
+            self._trash.idle.set()
+
+    async def wait_trash_removed(self) -> None:
+        """Return when one batch of trash is gone."""
+        self._trash.idle = trio.Event()
+        self._trash.wake.set()
+        with trio.fail_after(60):
+            await self._trash.idle.wait()
+
+    def statfs(self) -> Statfs:
+        """Capacity and room of all directories together; never waits."""
+        present = [d for d in self.directories if d is not None]
+        capacity = free = 0
+        for index, directory in enumerate(self.directories):
+            if directory is not None:
+                limit = directory.limit_bytes()
+                capacity += directory.capacity_bytes() if limit is None else limit
+                free += max(0, self.space.room_bytes(index))
+        assert present
+        inodes = self.meta.usage().inodes
+        return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
+
+
+def _digest_of_path(path: str) -> bytes | None:
+    """The digest of a file's bytes; None when it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return digest_file(fd)[1]
+    finally:
+        os.close(fd)
+
+
+def _copy(source: int, target: int, size_bytes: int) -> None:
+    offset = 0
+    while offset < size_bytes:
+        copied = os.copy_file_range(source, target, size_bytes - offset, offset, offset)
+        if copied == 0:
+            raise Corrupt("blob", "ended while it was copied")
+        offset += copied
+
+
+def _unlink_all(paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            log.debug("%s was gone already", path)

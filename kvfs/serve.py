@@ -1,0 +1,49 @@
+"""`kvfs serve`: a node without a mount, until a signal or, when asked, until it is idle."""
+
+import logging
+import signal
+
+import trio
+
+from kvfs.config import Config
+from kvfs.errors import KvfsError
+from kvfs.life import running
+from kvfs.node import Node
+
+log = logging.getLogger(__name__)
+
+_IDLE_POLL_S = 0.5
+
+
+def serve_command(config: Config) -> int:
+    """Serve in the foreground; the exit code. 0 after a clean stop, 2 when it could not run."""
+    try:
+        trio.run(_serve, config)
+    except* KvfsError as group:
+        for error in group.exceptions:
+            log.error("%s", error)
+        return 2
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    async with running(config) as node:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                if config.idle_exit_s is not None:
+                    nursery.start_soon(_wait_idle, node, config.idle_exit_s, nursery.cancel_scope)
+                async for number in signals:
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    break
+                nursery.cancel_scope.cancel()
+
+
+async def _wait_idle(node: Node, idle_s: float, scope: trio.CancelScope) -> None:
+    """Cancel `scope` when no client has been connected for a while."""
+    idle_since_s = trio.current_time()
+    while trio.current_time() - idle_since_s < idle_s:
+        await trio.sleep(_IDLE_POLL_S)
+        if node.clients:
+            idle_since_s = trio.current_time()
+    log.info("no client for %g s: leaving", idle_s)
+    scope.cancel()

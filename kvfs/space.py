@@ -1,0 +1,107 @@
+"""How much room each store directory has: what lies there, what is being written, what is going.
+
+The sum of these never exceeds `max_bytes`, and `min_free` of the file system stays free.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import PAGE_BYTES
+from kvfs.meta.contract import Usage
+
+
+@dataclass(slots=True)
+class _Load:
+    reserved_bytes: int = 0  # staging files: what they hold or may grow to
+    trash_bytes: int = 0  # taken away, not yet unlinked
+    stages: int = 0
+
+
+def allocated_bytes(size_bytes: int) -> int:
+    """What a file of a size takes at most on a file system of 4 KiB blocks."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Space:
+    """The room of all directories of one node. An absent directory (None) has none."""
+
+    def __init__(
+        self,
+        directories: Sequence[BlobDirectory | None],
+        usage: Callable[[], Usage],
+        meta_file: Path,
+    ) -> None:
+        self._directories = directories
+        self._usage = usage
+        self._meta_file = meta_file
+        self._loads = [_Load() for _ in directories]
+
+    def used_bytes(self, index: int) -> int:
+        """All that `du` would count in a directory, plus what writers may still fill."""
+        directory = self._directories[index]
+        allocated = self._usage().allocated_bytes
+        load = self._loads[index]
+        used = load.reserved_bytes + load.trash_bytes
+        used += allocated[index] if index < len(allocated) else 0
+        used += directory.overhead_bytes() if directory is not None else 0
+        return used + (self.meta_bytes() if index == 0 else 0)
+
+    def meta_bytes(self) -> int:
+        """The metadata file of the first directory."""
+        try:
+            return os.stat(self._meta_file).st_blocks * 512
+        except FileNotFoundError:
+            return 0
+
+    def staging_bytes(self, index: int) -> int:
+        return self._loads[index].reserved_bytes
+
+    def trash_bytes(self, index: int) -> int:
+        return self._loads[index].trash_bytes
+
+    def room_bytes(self, index: int) -> int:
+        """How much more fits without evicting; negative when too much is there already."""
+        directory = self._directories[index]
+        if directory is None:
+            return 0
+        load = self._loads[index]
+        room = directory.free_bytes() - directory.min_free_bytes() - load.reserved_bytes
+        limit = directory.limit_bytes()
+        return room if limit is None else min(room, limit - self.used_bytes(index))
+
+    def fits_ever(self, index: int, size_bytes: int) -> bool:
+        """Whether a file of this size could be held by an otherwise empty directory."""
+        directory = self._directories[index]
+        if directory is None:
+            return False
+        limit = directory.limit_bytes()
+        return size_bytes <= (directory.capacity_bytes() if limit is None else limit)
+
+    def pick(self, size_bytes: int) -> int | None:
+        """The least busy directory that has room, else the least busy that may make some."""
+        candidates = [
+            (self.room_bytes(index) < size_bytes, load.stages, -self.room_bytes(index), index)
+            for index, load in enumerate(self._loads)
+            if self.fits_ever(index, size_bytes)
+        ]
+        return min(candidates)[-1] if candidates else None
+
+    def begin_stage(self, index: int) -> None:
+        self._loads[index].stages += 1
+
+    def end_stage(self, index: int, reserved_bytes: int) -> None:
+        self._loads[index].stages -= 1
+        self._loads[index].reserved_bytes -= reserved_bytes
+
+    def reserve(self, index: int, size_bytes: int) -> None:
+        """Count bytes that a writer may fill; negative gives them back."""
+        self._loads[index].reserved_bytes += size_bytes
+
+    def begin_trash(self, index: int, size_bytes: int) -> None:
+        self._loads[index].trash_bytes += size_bytes
+
+    def end_trash(self, index: int, size_bytes: int) -> None:
+        self._loads[index].trash_bytes -= size_bytes

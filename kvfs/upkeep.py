@@ -1,0 +1,111 @@
+"""Slow work over a whole store, done in small steps so that the node goes on serving meanwhile."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.blobs import BlobDirectory
+from kvfs.chunk import ChunkHeader, chunk_info, read_header
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError
+from kvfs.meta.contract import Publication
+from kvfs.names import chunk_path, namespace_path
+from kvfs.node import Node
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What `collect_garbage` removed."""
+
+    staging_files: int
+    orphan_blobs: int
+    orphan_bytes: int
+
+
+async def collect_garbage(node: Node) -> Collected:
+    """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's."""
+    staging = orphans = orphan_bytes = 0
+    for directory in node.directories:
+        if directory is None:
+            continue
+        staging += directory.purge_staging()
+        batches = directory.scan()
+        while batch := await trio.to_thread.run_sync(_next_batch, batches):
+            known = node.meta.blobs([digest for digest, _ in batch])
+            for (digest, size_bytes), blob in zip(batch, known, strict=True):
+                if blob is None and (path := directory.trash(digest)) is not None:
+                    os.unlink(path)
+                    orphans += 1
+                    orphan_bytes += size_bytes
+    return Collected(staging, orphans, orphan_bytes)
+
+
+async def rebuild(node: Node) -> int:
+    """Give chunk files that lost their metadata their names back, from their headers; how many.
+
+    Only names are rebuilt here: bytes are checked when they are read, like all others. Blobs that
+    no header names stay for `collect_garbage`.
+    """
+    rebuilt = 0
+    for index, directory in enumerate(node.directories):
+        if directory is None:
+            continue
+        batches = directory.scan()
+        while batch := await trio.to_thread.run_sync(_next_batch, batches):
+            known = node.meta.blobs([digest for digest, _ in batch])
+            lost = [item for item, blob in zip(batch, known, strict=True) if blob is None]
+            found = await trio.to_thread.run_sync(_read_publications, directory, index, lost)
+            for publication in found:
+                try:
+                    published = node.meta.publish([publication], node.now_ns())[0]
+                    rebuilt += 1
+                    if published.replaced is not None:
+                        node.drop_orphan(published.replaced)
+                except NamespaceError as error:
+                    log.warning("%s: %s", os.fsdecode(publication.path), error)
+    node.reap()
+    return rebuilt
+
+
+def _next_batch(batches: Iterator[list[tuple[bytes, int]]]) -> list[tuple[bytes, int]]:
+    return next((batch for batch in batches if batch), [])
+
+
+def _read_publications(
+    directory: BlobDirectory, index: int, blobs: list[tuple[bytes, int]]
+) -> list[Publication]:
+    publications = []
+    for digest, size_bytes in blobs:
+        try:
+            fd = directory.open_blob(digest)
+        except FileNotFoundError:
+            continue
+        try:
+            status = os.fstat(fd)
+            header = read_header(fd, size_bytes)
+            publications.append(
+                Publication(
+                    digest=digest,
+                    size_bytes=size_bytes,
+                    allocated_bytes=status.st_blocks * 512,
+                    directory=index,
+                    mtime_ns=status.st_mtime_ns,
+                    path=_path_of(header),
+                    uid=os.geteuid(),
+                    gid=os.getegid(),
+                    chunk=chunk_info(header),
+                )
+            )
+        except (Corrupt, InvalidInput) as error:
+            log.info("blob %s is no chunk: %s", digest.hex(), error)
+        finally:
+            os.close(fd)
+    return publications
+
+
+def _path_of(header: ChunkHeader) -> bytes:
+    return chunk_path(namespace_path(header.model, header.fingerprint), header.key)

@@ -1,0 +1,103 @@
+"""The codec: every message comes back as it went, and what breaks a rule is refused in words."""
+
+import struct
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.config import FRAME_BYTES_MAX
+from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
+from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
+from kvfs.wire import (
+    FrameDecoder,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+    pack_chunk_entry,
+    pack_entry,
+    unpack_chunk_entry,
+    unpack_entry,
+    unpack_record,
+)
+
+INODE = Inode(7, 0o100644, 1, 2, 1, 5, 10, 20, 30, 0, b"d" * 16, b"", 40, True)
+CHUNK = ChunkInfo(b"ab-g0-s0", b"", 0, 256, 0, 0, b"12345678")
+
+
+def _through(frame: bytes, step: int) -> list[object]:
+    decoder = FrameDecoder()
+    values: list[object] = []
+    for start in range(0, len(frame), step):
+        values += decoder.feed(frame[start : start + step])
+    return values
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_messages_survive_any_cut_of_the_stream(step: int) -> None:
+    first = Request(1, "sizes", [[b"kv/a", b"\xff\n"]])
+    second = Request(2, "status", [])
+    values = _through(encode_request(first) + encode_request(second), step)
+    assert [decode_request(value) for value in values] == [first, second]
+
+
+def test_reply_carries_its_result_and_descriptor_count() -> None:
+    reply = Reply(3, [[5, b"d"], None], 1)
+    assert [decode_reply(v) for v in _through(encode_reply(reply), 9)] == [reply]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NamespaceError(2, b"kv/\xff"),
+        InvalidInput("size", "is negative"),
+        Corrupt("ab", "changed"),
+        OutOfSpace("full"),
+        Unavailable("away"),
+        KvfsError("else"),
+    ],
+)
+def test_refusals_come_back_as_the_same_error(error: KvfsError) -> None:
+    (value,) = _through(encode_reply(Reply(4, None, 0, error)), 1000)
+    decoded = decode_reply(value).error
+    assert type(decoded) is type(error)
+    assert str(decoded) == str(error)
+
+
+def test_records_come_back_equal() -> None:
+    entry = Entry(b"name\xfe", INODE)
+    assert unpack_entry(msgpack.unpackb(msgpack.packb(pack_entry(entry)))) == entry
+    chunk = ChunkEntry(CHUNK, INODE)
+    assert unpack_chunk_entry(msgpack.unpackb(msgpack.packb(pack_chunk_entry(chunk)))) == chunk
+
+
+@pytest.mark.parametrize(
+    "values", [[], [b"d", 1, 2], [b"d", 1, 2, "x", 3], [b"d", True, 2, 0, 3], 5]
+)
+def test_a_record_of_wrong_shape_is_refused(values: object) -> None:
+    with pytest.raises(InvalidInput):
+        unpack_record(Blob, values)
+
+
+def test_an_announced_giant_is_refused_before_it_is_read() -> None:
+    with pytest.raises(InvalidInput, match="limit"):
+        list(FrameDecoder().feed(struct.pack("<I", FRAME_BYTES_MAX + 1)))
+
+
+def test_a_request_too_large_for_a_frame_is_refused_where_it_is_made() -> None:
+    with pytest.raises(InvalidInput, match="fit a frame"):
+        encode_request(Request(1, "sizes", [[b"x" * (FRAME_BYTES_MAX + 1)]]))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(body: bytes) -> None:
+    try:
+        for value in FrameDecoder().feed(struct.pack("<I", len(body)) + body):
+            decode_request(value)
+    except InvalidInput:
+        return
+    assert len(body) > 0
