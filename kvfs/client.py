@@ -131,12 +131,12 @@ class Client:
             sizes += self._call("sizes", batch)[0]
         return sizes
 
-    def open(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
-        """Open published files for reading, which counts as a use (the first as the most recent).
-        The bytes are not checked: compare the digest after reading."""
+    def open(self, paths: Sequence[bytes], *, is_use: bool = True) -> list[OpenFile | None]:
+        """Open published files for reading, which counts as a use (the first as the most recent)
+        unless one only looks. The bytes are not checked: compare the digest after reading."""
         opened: list[OpenFile | None] = []
         for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
-            found, descriptors = self._call("open", batch)
+            found, descriptors = self._call("open", batch, is_use)
             rest = iter(descriptors)
             opened += [
                 None if item is None else OpenFile(next(rest), item[0], item[1]) for item in found
@@ -197,13 +197,28 @@ class Client:
         found = self._call("children", namespace, parent_key, after, limit)[0]
         return [unpack_chunk_entry(value) for value in found]
 
+    def children_of(
+        self, namespace: bytes, parent_keys: Sequence[bytes], limit: int
+    ) -> list[list[ChunkEntry]]:
+        """The first `limit` children of each of many chunks at once; see `children`, which goes on
+        from there."""
+        return [
+            [unpack_chunk_entry(value) for value in found]
+            for batch in _batches(parent_keys, max(1, BATCH_ITEMS_MAX // limit))
+            for found in self._call("children_of", namespace, batch, limit)[0]
+        ]
+
     def chunk(self, path: bytes) -> ChunkInfo | None:
         value = self._call("chunk", path)[0]
         return None if value is None else unpack_record(ChunkInfo, value)
 
-    def blob(self, digest: bytes) -> Blob | None:
-        value = self._call("blob", digest)[0]
-        return None if value is None else unpack_record(Blob, value)
+    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
+        """Where the bytes of each digest lie; None when no file has it."""
+        return [
+            None if value is None else unpack_record(Blob, value)
+            for batch in _batches(digests, BATCH_ITEMS_MAX)
+            for value in self._call("blobs", batch)[0]
+        ]
 
     def paths_of(self, digest: bytes) -> Sequence[bytes]:
         """Every path whose file has this digest."""

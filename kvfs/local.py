@@ -197,7 +197,8 @@ async def _open(session: _Session, arguments: list[Any], descriptors: list[int])
             descriptors.append(fd)
             used.append(inode.ino)
             opened.append([inode.size_bytes, inode.digest])
-    node.touch(used)
+    if arguments[1]:
+        node.touch(used)
     return opened
 
 
@@ -323,6 +324,19 @@ async def _children(session: _Session, arguments: list[Any], descriptors: list[i
     return [pack_chunk_entry(entry) for entry in found]
 
 
+async def _children_of(session: _Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    namespace, parents, limit = arguments
+    check_batch(parents, bytes, BATCH_ITEMS_MAX, "parents")
+    if len(parents) * _limit(limit) > BATCH_ITEMS_MAX:
+        raise InvalidInput("limit", f"parents times limit exceed {BATCH_ITEMS_MAX}")
+    meta = session.node.meta
+    ino = _directory(session.node, namespace).ino
+    return [
+        [pack_chunk_entry(entry) for entry in meta.children(ino, parent, 0, limit)]
+        for parent in parents
+    ]
+
+
 def _limit(value: int) -> int:
     if not 0 < value <= BATCH_ITEMS_MAX:
         raise InvalidInput("limit", f"{value} is not in 1..{BATCH_ITEMS_MAX}")
@@ -335,9 +349,10 @@ async def _chunk(session: _Session, arguments: list[Any], descriptors: list[int]
     return None if info is None else pack_record(info)
 
 
-async def _blob(session: _Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    blob = session.node.meta.blobs([arguments[0]])[0]
-    return None if blob is None else pack_record(blob)
+async def _blobs(session: _Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    check_batch(arguments[0], bytes, BATCH_ITEMS_MAX, "digests")
+    found = session.node.meta.blobs(arguments[0])
+    return [None if blob is None else pack_record(blob) for blob in found]
 
 
 async def _paths_of(session: _Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -395,7 +410,7 @@ async def _status(session: _Session, arguments: list[Any], descriptors: list[int
 _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "hello": ((int,), _hello),
     "sizes": ((list,), _sizes),
-    "open": ((list,), _open),
+    "open": ((list, bool), _open),
     "stage": ((list,), _stage),
     "discard": ((list,), _discard),
     "publish": ((list,), _publish),
@@ -404,8 +419,9 @@ _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "stat": ((bytes,), _stat),
     "list": ((bytes, bytes, int), _list),
     "children": ((bytes, bytes, int, int), _children),
+    "children_of": ((bytes, list, int), _children_of),
     "chunk": ((bytes,), _chunk),
-    "blob": ((bytes,), _blob),
+    "blobs": ((list,), _blobs),
     "paths_of": ((bytes,), _paths_of),
     "set_pinned": ((list, bool), _set_pinned),
     "evict": ((list,), _evict),
