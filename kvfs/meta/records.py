@@ -24,6 +24,7 @@ _STATE = struct.Struct("<QQQQ")
 _NATIVE = struct.Struct("=Q")
 _ORDERED = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
+_USED = struct.Struct(">HQQ")
 _INTENT = struct.Struct(">16sH")
 
 pack_native = _NATIVE.pack
@@ -70,6 +71,26 @@ def used_of(raw: bytes) -> int:
 def with_used(raw: bytes, used_ns: int) -> bytes:
     """A packed inode with another `used_ns`."""
     return raw[:_USED_OFFSET] + used_ns.to_bytes(8, "little") + raw[_USED_END:]
+
+
+def mode_of(raw: bytes) -> int:
+    """`mode` of a packed inode."""
+    return int.from_bytes(raw[:4], "little")
+
+
+def nlink_of(raw: bytes) -> int:
+    """`nlink` of a packed inode."""
+    return int.from_bytes(raw[12:16], "little")
+
+
+def digest_of(raw: bytes) -> bytes:
+    """The tail of a packed inode: its digest, if it is a regular file."""
+    return raw[_INODE.size :]
+
+
+def is_pinned(raw: bytes) -> bool:
+    """Whether a packed inode is pinned."""
+    return raw[_INODE.size - 1] == _PINNED
 
 
 def clamp_time(time_ns: int) -> int:
@@ -197,14 +218,19 @@ def child_prefix(namespace: int, parent: bytes) -> bytes:
 # Eviction order and totals -----------------------------------------------------------------------
 
 
-def used_key(used_ns: int, ino: int) -> bytes:
-    """Key of the eviction order."""
-    return _PAIR.pack(used_ns, ino)
+def used_key(directory: int, used_ns: int, ino: int) -> bytes:
+    """Key of the eviction order, which each store directory has for itself."""
+    return _USED.pack(directory, used_ns, ino)
+
+
+def used_prefix(directory: int) -> bytes:
+    """Where a store directory's eviction order begins."""
+    return directory.to_bytes(2, "big")
 
 
 def split_used_key(key: bytes) -> tuple[int, int]:
     """Stamp and inode number of an entry of the eviction order."""
-    used_ns, ino = _PAIR.unpack(key)
+    _, used_ns, ino = _USED.unpack(key)
     return used_ns, ino
 
 
@@ -230,12 +256,13 @@ class State:
 def encode_state(state: State) -> bytes:
     """Pack the totals."""
     allocated = state.allocated_bytes
-    return _STATE.pack(
-        state.next_ino, state.inodes, state.blobs, state.size_bytes
-    ) + struct.pack(f"<{len(allocated)}Q", *allocated)
+    return _STATE.pack(state.next_ino, state.inodes, state.blobs, state.size_bytes) + struct.pack(
+        f"<{len(allocated)}Q", *allocated
+    )
 
 
 def decode_state(raw: bytes) -> State:
     """The totals that `encode_state` packed."""
     allocated = struct.unpack_from(f"<{(len(raw) - _STATE.size) // 8}Q", raw, _STATE.size)
-    return State(*_STATE.unpack_from(raw), list(allocated))
+    next_ino, inodes, blobs, size_bytes = _STATE.unpack_from(raw)
+    return State(next_ino, inodes, blobs, size_bytes, list(allocated))

@@ -1,0 +1,389 @@
+"""One transaction of the embedded engine: reads (`View`), and writes that keep every index true
+(`Batch`).
+
+`Batch.store` is the one place where an inode changes. It derives from the inode before and after
+what the other tables must say: the eviction order, the set of loose inodes, the blob's references,
+sizes in directory entries, the chunk record. So rules above it need not remember any of them.
+"""
+
+import errno
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from kvfs.errors import NamespaceError
+from kvfs.meta import records
+from kvfs.meta.contract import (
+    DIGEST_BYTES,
+    NAME_BYTES_MAX,
+    ROOT_INO,
+    Blob,
+    Candidate,
+    ChunkInfo,
+    Inode,
+    Publication,
+)
+from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
+
+if TYPE_CHECKING:
+    from lmdb import _Database
+
+STATE_TABLE = b"state"
+STATE_KEY = b"totals"
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of the database. `n`: key is one native word, else bytes in order."""
+
+    state: "_Database"  # the version of the layout and the totals
+    inode: "_Database"  # n ino -> inode
+    dirent: "_Database"  # parent, name -> ino, size of a published file
+    name: "_Database"  # ino, parent, name -> nothing
+    blob: "_Database"  # digest -> blob
+    holder: "_Database"  # digest, ino -> nothing
+    doomed: "_Database"  # digest -> nothing
+    intent: "_Database"  # digest, directory -> nothing
+    loose: "_Database"  # ino of an orphan or unpublished file -> nothing
+    chunk: "_Database"  # n ino -> chunk record
+    child: "_Database"  # namespace, parent key, ino -> nothing
+    used: "_Database"  # directory, used_ns, ino -> nothing
+
+    @classmethod
+    def open(cls, env: lmdb.Environment, txn: "lmdb.Transaction[bytes]") -> "Tables":
+        """Open the tables, making those that are missing."""
+        native = {"inode", "chunk"}
+        return cls(
+            *(
+                env.open_db(f.name.encode(), txn=txn, integerkey=f.name in native)
+                for f in fields(cls)
+            )
+        )
+
+
+TABLES_MAX = len(fields(Tables))
+
+
+def check_name(name: bytes) -> None:
+    """Refuse what no file can be called."""
+    if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+        raise NamespaceError(errno.EINVAL, name)
+    if len(name) > NAME_BYTES_MAX:
+        raise NamespaceError(errno.ENAMETOOLONG, name)
+
+
+def is_ranked(inode: Inode) -> bool:
+    """Whether eviction may see a file."""
+    return bool(inode.digest) and inode.nlink > 0 and not inode.pinned
+
+
+def is_loose(inode: Inode) -> bool:
+    """Whether a restart drops an inode: an orphan, or a file without content."""
+    return inode.nlink == 0 or (inode.is_regular and not inode.digest)
+
+
+class View:
+    """Reading within one transaction."""
+
+    def __init__(self, txn: "lmdb.Transaction[bytes]", tables: Tables) -> None:
+        self.txn = txn
+        self.tables = tables
+
+    def keys(self, table: "_Database", prefix: bytes, after: bytes = b"") -> Iterator[bytes]:
+        """Keys that begin with `prefix`, those behind `prefix + after`. The table may change only
+        between full lists."""
+        start = prefix + after
+        with self.txn.cursor(table) as cursor:
+            found = cursor.set_range(start) if start else cursor.first()
+            if found and after and cursor.key() == start:
+                found = cursor.next()
+            while found and (key := cursor.key()).startswith(prefix):
+                yield key
+                found = cursor.next()
+
+    def find(self, ino: int) -> Inode | None:
+        """An inode, or None."""
+        raw = self.txn.get(pack_native(ino), db=self.tables.inode)
+        return None if raw is None else records.decode_inode(ino, raw)
+
+    def inode(self, ino: int) -> Inode:
+        """An inode that must be there: ENOENT."""
+        found = self.find(ino)
+        if found is None:
+            raise NamespaceError(errno.ENOENT)
+        return found
+
+    def directory(self, ino: int) -> Inode:
+        """A directory that must be there: ENOENT, ENOTDIR."""
+        found = self.inode(ino)
+        if not found.is_directory:
+            raise NamespaceError(errno.ENOTDIR)
+        return found
+
+    def entry(self, parent: int, name: bytes) -> Inode | None:
+        """What a name in a directory stands for, or None."""
+        raw = self.txn.get(pack_ordered(parent) + name, db=self.tables.dirent)
+        return None if raw is None else self.inode(records.unpack_dirent(raw)[0])
+
+    def is_empty(self, directory: int) -> bool:
+        """Whether a directory has no entries."""
+        return next(self.keys(self.tables.dirent, pack_ordered(directory)), None) is None
+
+    def names(self, ino: int) -> list[tuple[int, bytes]]:
+        """All (parent, name) of an inode."""
+        prefix = pack_ordered(ino)
+        return [records.split_name_key(key) for key in self.keys(self.tables.name, prefix)]
+
+    def first_parent(self, ino: int) -> int | None:
+        """The directory of an inode's first name; None without a name; the root's is the root."""
+        if ino == ROOT_INO:
+            return ROOT_INO
+        key = next(self.keys(self.tables.name, pack_ordered(ino)), None)
+        return None if key is None else records.split_name_key(key)[0]
+
+    def blob(self, digest: bytes) -> Blob | None:
+        """A blob, doomed or not."""
+        raw = self.txn.get(digest, db=self.tables.blob) if len(digest) == DIGEST_BYTES else None
+        return None if raw is None else records.decode_blob(digest, raw)
+
+    def holders(self, digest: bytes) -> list[int]:
+        """The inodes whose content a digest is."""
+        if len(digest) != DIGEST_BYTES:
+            return []
+        keys = self.keys(self.tables.holder, digest)
+        return [int.from_bytes(key[len(digest) :], "big") for key in keys]
+
+    def chunk(self, ino: int) -> ChunkRecord | None:
+        """The chunk record of an inode."""
+        raw = self.txn.get(pack_native(ino), db=self.tables.chunk)
+        return None if raw is None else records.decode_chunk(raw)
+
+    def child_inos(self, namespace: int, parent: bytes, after: int) -> Iterator[int]:
+        """Inodes of the chunks that continue a chunk, in order, those greater than `after`."""
+        if len(parent) > records.CHUNK_KEY_BYTES_MAX:
+            return
+        prefix = records.child_prefix(namespace, parent)
+        for key in self.keys(self.tables.child, prefix, pack_ordered(after)):
+            yield int.from_bytes(key[len(prefix) :], "big")
+
+    def ranked(self, directory: int, after: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """(used_ns, ino) in the eviction order of one store directory, greater than `after`."""
+        used_ns, ino = after
+        prefix = records.used_prefix(directory)
+        behind = records.used_key(directory, used_ns, ino)[len(prefix) :]
+        for key in self.keys(self.tables.used, prefix, behind):
+            yield records.split_used_key(key)
+
+    def newest_used_ns(self, directory: int) -> int:
+        """The last stamp in the eviction order of one store directory, 0 when it is empty."""
+        with self.txn.cursor(self.tables.used) as cursor:
+            end = records.used_key(directory + 1, 0, 0)
+            found = cursor.prev() if cursor.set_range(end) else cursor.last()
+            if not found or not cursor.key().startswith(records.used_prefix(directory)):
+                return 0
+            return records.split_used_key(cursor.key())[0]
+
+    def candidate(self, ino: int) -> Candidate:
+        """A published file as eviction sees it."""
+        inode = self.inode(ino)
+        blob = self.blob(inode.digest)
+        assert blob is not None
+        return Candidate(
+            ino,
+            inode.used_ns,
+            inode.digest,
+            blob.directory,
+            blob.allocated_bytes,
+            blob.references,
+            inode.pinned,
+        )
+
+    def state(self) -> State:
+        """The totals."""
+        raw = self.txn.get(STATE_KEY, db=self.tables.state)
+        assert raw is not None
+        return records.decode_state(raw)
+
+
+class Batch(View):
+    """Reading and writing within one write transaction; `finish` before it commits."""
+
+    def __init__(
+        self, txn: "lmdb.Transaction[bytes]", tables: Tables, totals: State | None = None
+    ) -> None:
+        super().__init__(txn, tables)
+        self.totals = totals or self.state()
+        self.changed: list[int] = []
+
+    def finish(self) -> None:
+        """Write the totals."""
+        self.txn.put(STATE_KEY, records.encode_state(self.totals), db=self.tables.state)
+
+    def take_ino(self) -> int:
+        """A number that no inode ever had."""
+        ino = self.totals.next_ino
+        self.totals.next_ino += 1
+        return ino
+
+    # Inodes --------------------------------------------------------------------------------------
+    def store(self, new: Inode, old: Inode | None) -> Inode:
+        """Write an inode, which was `old` (None: it is new). A digest's blob must be there."""
+        tables = self.tables
+        self.changed.append(new.ino)
+        self.txn.put(pack_native(new.ino), records.encode_inode(new), db=tables.inode)
+        before = self._rank(old)
+        if old is None:
+            self.totals.inodes += 1
+        was_loose = old is not None and is_loose(old)
+        if is_loose(new) != was_loose:
+            if was_loose:
+                self.txn.delete(pack_ordered(new.ino), db=tables.loose)
+            else:
+                self.txn.put(pack_ordered(new.ino), b"", db=tables.loose)
+        old_digest = b"" if old is None else old.digest
+        if new.digest != old_digest:
+            self._move_reference(old_digest, new.digest, new.ino)
+        if old is not None and (new.digest != old_digest or new.nlink == 0):
+            self.drop_chunk(new.ino)
+        if old is not None and new.digest != old_digest:
+            for parent, name in self.names(new.ino):
+                self._put_dirent(parent, name, new)
+        after = self._rank(new)
+        if before != after:
+            if before is not None:
+                self.txn.delete(before, db=tables.used)
+            if after is not None:
+                self.txn.put(after, b"", db=tables.used)
+        return new
+
+    def drop(self, old: Inode) -> None:
+        """Remove an inode that has no name."""
+        self.changed.append(old.ino)
+        self.txn.delete(pack_native(old.ino), db=self.tables.inode)
+        self.totals.inodes -= 1
+        if is_loose(old):
+            self.txn.delete(pack_ordered(old.ino), db=self.tables.loose)
+        if old.digest:
+            self._move_reference(old.digest, b"", old.ino)
+
+    def stamp(self, ino: int, used_ns: int) -> None:
+        """Set the place of a named, published file in the eviction order; others are left alone.
+
+        Patches the packed record, since a batch of look-ups stamps a thousand."""
+        key = pack_native(ino)
+        raw = self.txn.get(key, db=self.tables.inode)
+        if raw is None or not stat.S_ISREG(records.mode_of(raw)):
+            return
+        blob = self.blob(records.digest_of(raw))
+        if blob is None or records.nlink_of(raw) == 0:
+            return
+        before = records.used_of(raw)
+        used_ns = records.clamp_used(used_ns)
+        if before == used_ns:
+            return
+        self.changed.append(ino)
+        self.txn.put(key, records.with_used(raw, used_ns), db=self.tables.inode)
+        if not records.is_pinned(raw):
+            used = self.tables.used
+            self.txn.delete(records.used_key(blob.directory, before, ino), db=used)
+            self.txn.put(records.used_key(blob.directory, used_ns, ino), b"", db=used)
+
+    def _rank(self, inode: Inode | None) -> bytes | None:
+        if inode is None or not is_ranked(inode):
+            return None
+        blob = self.blob(inode.digest)
+        assert blob is not None
+        return records.used_key(blob.directory, inode.used_ns, inode.ino)
+
+    # Names ---------------------------------------------------------------------------------------
+    def add_name(self, parent: int, name: bytes, inode: Inode) -> None:
+        """Write a name, both ways; link counts are the caller's."""
+        self._put_dirent(parent, name, inode)
+        self.txn.put(records.name_key(inode.ino, parent, name), b"", db=self.tables.name)
+
+    def remove_name(self, parent: int, name: bytes, ino: int) -> None:
+        """Take a name away, both ways; link counts are the caller's."""
+        self.txn.delete(pack_ordered(parent) + name, db=self.tables.dirent)
+        self.txn.delete(records.name_key(ino, parent, name), db=self.tables.name)
+
+    def _put_dirent(self, parent: int, name: bytes, inode: Inode) -> None:
+        key = pack_ordered(parent) + name
+        self.txn.put(key, records.encode_dirent(inode), db=self.tables.dirent)
+
+    # Blobs ---------------------------------------------------------------------------------------
+    def ensure_blob(self, publication: Publication) -> None:
+        """Have a record of the blob that a publication brings, ready to be referenced."""
+        blob = Blob(
+            publication.digest,
+            publication.size_bytes,
+            publication.allocated_bytes,
+            publication.directory,
+        )
+        known = self.blob(blob.digest)
+        if known is not None and known.references:
+            if known.size_bytes != blob.size_bytes:
+                raise NamespaceError(errno.EINVAL, publication.path)
+            return
+        if known is not None:
+            # Doomed: its file may be gone already, but the publisher has just put one in place.
+            self.totals.weigh(known, -1)
+            self.txn.delete(blob.digest, db=self.tables.doomed)
+        self.totals.weigh(blob, 1)
+        self._put_blob(blob)
+
+    def bury(self, digest: bytes) -> bool:
+        """Drop a doomed blob and its weight; False when it is not doomed."""
+        if not self.txn.delete(digest, db=self.tables.doomed):
+            return False
+        blob = self.blob(digest)
+        assert blob is not None and blob.references == 0
+        self.txn.delete(digest, db=self.tables.blob)
+        self.totals.weigh(blob, -1)
+        return True
+
+    def clear_intents(self, digest: bytes) -> None:
+        """Forget that a digest's file was about to be put in place."""
+        for key in list(self.keys(self.tables.intent, digest)):
+            self.txn.delete(key, db=self.tables.intent)
+
+    def _move_reference(self, old: bytes, new: bytes, ino: int) -> None:
+        if new:
+            blob = self.blob(new)
+            assert blob is not None
+            self._put_blob(replace(blob, references=blob.references + 1))
+            self.txn.put(records.holder_key(new, ino), b"", db=self.tables.holder)
+        if old:
+            blob = self.blob(old)
+            assert blob is not None and blob.references > 0
+            self._put_blob(replace(blob, references=blob.references - 1))
+            self.txn.delete(records.holder_key(old, ino), db=self.tables.holder)
+            if blob.references == 1:
+                self.txn.put(old, b"", db=self.tables.doomed)
+
+    def _put_blob(self, blob: Blob) -> None:
+        self.txn.put(blob.digest, records.encode_blob(blob), db=self.tables.blob)
+
+    # Chunks --------------------------------------------------------------------------------------
+    def put_chunk(self, ino: int, info: ChunkInfo) -> None:
+        """Write the chunk record of a named file, in the namespace where its first name lies."""
+        if not records.is_chunk_storable(info):
+            raise NamespaceError(errno.EINVAL)
+        parent = self.first_parent(ino)
+        namespace = None if parent is None else self.first_parent(parent)
+        assert namespace is not None
+        self.drop_chunk(ino)
+        raw = records.encode_chunk(ChunkRecord(namespace, info))
+        self.txn.put(pack_native(ino), raw, db=self.tables.chunk)
+        key = records.child_prefix(namespace, info.parent) + pack_ordered(ino)
+        self.txn.put(key, b"", db=self.tables.child)
+
+    def drop_chunk(self, ino: int) -> None:
+        """Remove the chunk record of an inode, if it has one."""
+        raw = self.txn.pop(pack_native(ino), db=self.tables.chunk)
+        if raw is not None:
+            record = records.decode_chunk(raw)
+            prefix = records.child_prefix(record.namespace, record.info.parent)
+            self.txn.delete(prefix + pack_ordered(ino), db=self.tables.child)

@@ -1,0 +1,162 @@
+"""What inodes hold, as functions on one write transaction of the embedded engine: publishing,
+losing, letting go, and what a restart finds."""
+
+import errno
+import stat
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvfs.errors import NamespaceError
+from kvfs.meta import records, tree
+from kvfs.meta.batch import Batch, View
+from kvfs.meta.contract import (
+    DIGEST_BYTES,
+    Blob,
+    ChunkInfo,
+    Inode,
+    Publication,
+    Published,
+    Recovery,
+)
+
+_MADE_DIRECTORY_MODE = 0o755
+
+
+def publish(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -> Published:
+    """Point one name or inode at its content; see `MetaEngine.publish`."""
+    check_digest(publication.digest)
+    if bool(publication.ino) == bool(publication.path):
+        raise NamespaceError(errno.EINVAL, publication.path)
+    batch.ensure_blob(publication)
+    used_ns = records.clamp_used(used_ns)
+    if publication.ino:
+        published = _publish_inode(batch, publication, used_ns, now_ns)
+    else:
+        published = _publish_path(batch, publication, used_ns, now_ns)
+    batch.clear_intents(publication.digest)
+    if publication.chunk is not None and published.inode.nlink:
+        batch.put_chunk(published.inode.ino, publication.chunk)
+    return published
+
+
+def _publish_inode(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -> Published:
+    old = batch.inode(publication.ino)
+    if not old.is_regular:
+        raise NamespaceError(errno.EISDIR if old.is_directory else errno.EINVAL)
+    new = replace(
+        old,
+        digest=publication.digest,
+        size_bytes=publication.size_bytes,
+        mtime_ns=records.clamp_time(publication.mtime_ns),
+        ctime_ns=records.clamp_time(now_ns),
+        used_ns=used_ns,
+    )
+    return Published(batch.store(new, old), 0, b"", None)
+
+
+def _publish_path(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -> Published:
+    path, uid, gid = publication.path, publication.uid, publication.gid
+    if not stat.S_ISREG(publication.mode):
+        raise NamespaceError(errno.EINVAL, path)
+    names = tree.split_path(path)
+    if not names:
+        raise NamespaceError(errno.EISDIR, path)
+    directory = tree.make_directories(batch, names[:-1], _MADE_DIRECTORY_MODE, uid, gid, now_ns)
+    found = batch.entry(directory.ino, names[-1])
+    if found is not None and found.is_directory:
+        raise NamespaceError(errno.EISDIR, path)
+    inode = replace(
+        tree.new_inode(batch, directory, publication.mode, uid, gid, now_ns),
+        digest=publication.digest,
+        size_bytes=publication.size_bytes,
+        mtime_ns=records.clamp_time(publication.mtime_ns),
+        used_ns=used_ns,
+    )
+    batch.store(inode, None)
+    replaced = None
+    if found is not None:
+        replaced = tree.release_name(batch, directory.ino, names[-1], found, now_ns)
+    batch.add_name(directory.ino, names[-1], inode)
+    tree.change_directory(batch, directory, now_ns)
+    return Published(inode, directory.ino, names[-1], replaced)
+
+
+def intend(batch: Batch, digest: bytes, directory: int) -> None:
+    """Note that a digest's file is about to be put in place."""
+    check_digest(digest)
+    batch.txn.put(records.intent_key(digest, directory), b"", db=batch.tables.intent)
+
+
+def check_digest(digest: bytes) -> None:
+    """Refuse what is no digest."""
+    if len(digest) != DIGEST_BYTES:
+        raise NamespaceError(errno.EINVAL, digest)
+
+
+def set_chunk(batch: Batch, ino: int, info: ChunkInfo) -> None:
+    """As `MetaEngine.set_chunk`."""
+    inode = batch.inode(ino)
+    if inode.nlink == 0:
+        raise NamespaceError(errno.ENOENT)
+    if not inode.is_published:
+        raise NamespaceError(errno.EINVAL)
+    batch.put_chunk(ino, info)
+
+
+def lose(batch: Batch, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
+    """As `MetaEngine.lose`."""
+    check_digest(digest)
+    gone: list[tuple[int, bytes, Inode]] = []
+    for ino in batch.holders(digest):
+        before = batch.inode(ino)
+        names = tree.unlink_all(batch, before, now_ns)
+        gone += [(parent, name, before) for parent, name, _ in names]
+        orphan = batch.inode(ino)
+        batch.store(replace(orphan, digest=b""), orphan)
+    batch.bury(digest)
+    return gone
+
+
+def bury(batch: Batch, digests: Iterable[bytes]) -> None:
+    """As `MetaEngine.bury`. A doomed blob's intent stays: it may be of a new copy on its way."""
+    for digest in digests:
+        check_digest(digest)
+        if not batch.bury(digest):
+            batch.clear_intents(digest)
+
+
+def forget(batch: Batch, inos: Iterable[int]) -> None:
+    """As `MetaEngine.forget`."""
+    for ino in inos:
+        inode = batch.find(ino)
+        if inode is not None and inode.nlink == 0:
+            batch.drop(inode)
+
+
+def recover(batch: Batch) -> Recovery:
+    """As `MetaEngine.recover`."""
+    loose = [int.from_bytes(key, "big") for key in batch.keys(batch.tables.loose, b"")]
+    for ino in loose:
+        inode = batch.inode(ino)
+        for parent, name in batch.names(ino):
+            batch.remove_name(parent, name, ino)
+        batch.drop(inode)
+    intended = [records.split_intent_key(key) for key in batch.keys(batch.tables.intent, b"")]
+    open_intents = []
+    for digest, directory in intended:
+        blob = batch.blob(digest)
+        if blob is None or blob.references == 0 or blob.directory != directory:
+            open_intents.append((digest, directory))
+    return Recovery(tuple(open_intents), tuple(doomed(batch, None)), len(loose))
+
+
+def doomed(view: View, limit: int | None) -> list[Blob]:
+    """Doomed blobs, at most `limit`."""
+    found: list[Blob] = []
+    for digest in view.keys(view.tables.doomed, b""):
+        if limit is not None and len(found) >= limit:
+            break
+        blob = view.blob(digest)
+        assert blob is not None
+        found.append(blob)
+    return found

@@ -1,0 +1,449 @@
+"""The embedded metadata engine: one LMDB database in the node's directory.
+
+The rules live beside it: `tree` (names), `content` (blobs and chunks), `batch` (one transaction and
+its indexes), `records` (bytes). This module opens the database, runs the transactions, and has the
+look-ups that must be fast.
+
+Durability. A transaction is not synced, and the map is not written through memory, so that a killed
+process loses nothing and can't corrupt anything: what was committed lies in the page cache. A crash
+of the *machine* loses what came after the last `sync`, and since the kernel writes pages back in
+any order it may leave a database that can't be read at all; nothing in it can then be trusted. The
+node must treat metadata that was open when the machine went down as lost and rebuild it from the
+files: that costs misses, never wrong bytes.
+"""
+
+import errno
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+
+from kvfs.config import META_BYTES_MAX
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
+from kvfs.meta import content, records, tree
+from kvfs.meta.batch import STATE_TABLE, TABLES_MAX, Batch, Tables, View, check_name
+from kvfs.meta.contract import (
+    NAME_BYTES_MAX,
+    ROOT_INO,
+    Blob,
+    Candidate,
+    Changes,
+    ChunkEntry,
+    ChunkInfo,
+    Entry,
+    Inode,
+    Publication,
+    Published,
+    Recovery,
+    Renamed,
+    RenameMode,
+    Usage,
+)
+from kvfs.meta.records import State, pack_native, pack_ordered
+
+LAYOUT_VERSION = 1
+_VERSION_KEY = b"version"
+_READERS_MAX = 16
+_INODES_CACHED_MAX = 65_536
+_DIRENT_KEY_BYTES_MAX = 8 + NAME_BYTES_MAX
+
+
+class LmdbEngine:
+    """`MetaEngine` on LMDB; see there for what each method promises."""
+
+    def __init__(self, env: lmdb.Environment, tables: Tables) -> None:
+        self._env = env
+        self._tables = tables
+        self._cache: dict[int, Inode] = {}  # of committed inodes; each write takes out its own
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        root_uid: int = 0,
+        root_gid: int = 0,
+        now_ns: int | None = None,
+        map_bytes: int = META_BYTES_MAX,
+    ) -> "LmdbEngine":
+        """Open the database in `directory`, making both when they are missing.
+
+        `root_uid`, `root_gid` and `now_ns` are for a new root directory. Raises `InvalidInput` for
+        a database of another version, `Corrupt` for one that is none.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            env = lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                max_dbs=TABLES_MAX,
+                max_readers=_READERS_MAX,
+                sync=False,
+                metasync=False,
+                writemap=False,
+                readahead=False,
+                mode=0o600,
+            )
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise Corrupt(
+                str(directory), f"holds no metadata database ({error}); move it away and rebuild it"
+            ) from error
+        except lmdb.Error as error:
+            raise Unavailable(f"{directory}: the metadata cannot be opened: {error}") from error
+        try:
+            with env.begin(write=True) as txn:
+                is_new = _check_version(env, txn, directory)
+                tables = Tables.open(env, txn)
+                if is_new:
+                    now_ns = time.time_ns() if now_ns is None else now_ns
+                    _lay_out(txn, tables, root_uid, root_gid, now_ns)
+        except BaseException:
+            env.close()
+            raise
+        return cls(env, tables)
+
+    def close(self) -> None:
+        """Close the database; it is not synced."""
+        self._env.close()
+
+    def sync(self) -> None:
+        """Make everything so far durable. Blocks; safe in a worker thread while others write."""
+        self._env.sync(True)
+
+    @contextmanager
+    def _reading(self) -> Iterator[View]:
+        with self._env.begin() as txn:
+            yield View(txn, self._tables)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Batch]:
+        try:
+            with self._env.begin(write=True) as txn:
+                batch = Batch(txn, self._tables)
+                yield batch
+                batch.finish()
+        except lmdb.MapFullError as error:
+            raise NamespaceError(errno.ENOSPC) from error
+        for ino in batch.changed:
+            self._cache.pop(ino, None)
+
+    # Reading -------------------------------------------------------------------------------------
+    def inode(self, ino: int) -> Inode | None:
+        cached = self._cache.get(ino)
+        if cached is not None:
+            return cached
+        with self._reading() as view:
+            return self._remember(view.find(ino))
+
+    def _remember(self, inode: Inode | None) -> Inode | None:
+        if inode is not None:
+            if len(self._cache) >= _INODES_CACHED_MAX:
+                self._cache.clear()
+            self._cache[inode.ino] = inode
+        return inode
+
+    def lookup(self, parent: int, name: bytes) -> Inode | None:
+        check_name(name)
+        with self._reading() as view:
+            view.directory(parent)
+            return view.entry(parent, name)
+
+    def resolve(self, paths: Sequence[bytes]) -> list[Inode | None]:
+        cache = self._cache.get
+        unpack = records.unpack_dirent
+        found: list[Inode | None] = []
+        with self._reading() as view:
+            inodes, get = self._tables.inode, view.txn.get
+            for raw in _dirents(view, paths):
+                ino = 0 if raw is None else unpack(raw)[0]
+                inode = cache(ino)
+                if inode is None and ino:
+                    packed = get(pack_native(ino), db=inodes)
+                    assert packed is not None
+                    inode = self._remember(records.decode_inode(ino, packed))
+                found.append(inode)
+        return found
+
+    def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
+        unpack = records.unpack_dirent
+        with self._reading() as view:
+            sized = [0 if raw is None else unpack(raw)[1] for raw in _dirents(view, paths)]
+        return [size - 1 if size else None for size in sized]
+
+    def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
+        prefix = pack_ordered(parent)
+        with self._reading() as view:
+            view.directory(parent)
+            keys = view.keys(self._tables.dirent, prefix, after)
+            found: list[Entry] = []
+            for key in islice(keys, limit):
+                name = key[len(prefix) :]
+                inode = view.entry(parent, name)
+                assert inode is not None
+                found.append(Entry(name, inode))
+            return found
+
+    def parent_of(self, ino: int) -> int:
+        with self._reading() as view:
+            view.directory(ino)
+            parent = view.first_parent(ino)
+            assert parent is not None
+            return parent
+
+    def paths_of(self, ino: int) -> list[bytes]:
+        with self._reading() as view:
+            if ino == ROOT_INO:
+                return [b""]
+            return [_path(view, parent, name) for parent, name in view.names(ino)]
+
+    def names_of(self, ino: int) -> list[tuple[int, bytes]]:
+        with self._reading() as view:
+            return view.names(ino)
+
+    # Names ---------------------------------------------------------------------------------------
+    def make(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, now_ns: int, *,
+        rdev: int = 0, target: bytes = b"",
+    ) -> Inode:  # fmt: skip
+        with self._writing() as batch:
+            return tree.make(batch, parent, name, mode, uid, gid, now_ns, rdev, target)
+
+    def make_directories(self, path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Inode:
+        names = tree.split_path(path)
+        with self._writing() as batch:
+            return tree.make_directories(batch, names, mode, uid, gid, now_ns)
+
+    def link(self, ino: int, parent: int, name: bytes, now_ns: int) -> Inode:
+        with self._writing() as batch:
+            return tree.link(batch, ino, parent, name, now_ns)
+
+    def unlink(self, parent: int, name: bytes, now_ns: int) -> Inode:
+        with self._writing() as batch:
+            return tree.unlink(batch, parent, name, now_ns)
+
+    def unlink_all(self, inos: Sequence[int], now_ns: int) -> list[tuple[int, bytes, Inode]]:
+        gone: list[tuple[int, bytes, Inode]] = []
+        with self._writing() as batch:
+            for ino in inos:
+                inode = batch.find(ino)
+                if inode is not None and not inode.is_directory:
+                    gone += tree.unlink_all(batch, inode, now_ns)
+        return gone
+
+    def rmdir(self, parent: int, name: bytes, now_ns: int) -> Inode:
+        with self._writing() as batch:
+            return tree.rmdir(batch, parent, name, now_ns)
+
+    def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, now_ns: int,
+        mode: RenameMode = RenameMode.REPLACE,
+    ) -> Renamed:  # fmt: skip
+        with self._writing() as batch:
+            return tree.rename(batch, parent, name, new_parent, new_name, now_ns, mode)
+
+    def set_attributes(self, ino: int, changes: Changes, now_ns: int) -> Inode:
+        with self._writing() as batch:
+            return tree.set_attributes(batch, ino, changes, now_ns)
+
+    # Content -------------------------------------------------------------------------------------
+    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
+        with self._reading() as view:
+            found = [view.blob(digest) for digest in digests]
+        return [blob if blob is not None and blob.references else None for blob in found]
+
+    def holders(self, digest: bytes) -> list[int]:
+        with self._reading() as view:
+            return view.holders(digest)
+
+    def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
+        with self._writing() as batch:
+            for digest, directory in blobs:
+                content.intend(batch, digest, directory)
+
+    def publish(self, publications: Sequence[Publication], now_ns: int) -> list[Published]:
+        with self._writing() as batch:
+            return [
+                content.publish(batch, publication, now_ns - index, now_ns)
+                for index, publication in enumerate(publications)
+            ]
+
+    def forget(self, inos: Sequence[int]) -> None:
+        with self._writing() as batch:
+            content.forget(batch, inos)
+
+    def doomed(self, limit: int) -> list[Blob]:
+        with self._reading() as view:
+            return content.doomed(view, limit)
+
+    def bury(self, digests: Sequence[bytes]) -> None:
+        with self._writing() as batch:
+            content.bury(batch, digests)
+
+    def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
+        with self._writing() as batch:
+            return content.lose(batch, digest, now_ns)
+
+    def recover(self) -> Recovery:
+        with self._writing() as batch:
+            return content.recover(batch)
+
+    # Chunks --------------------------------------------------------------------------------------
+    def set_chunk(self, ino: int, info: ChunkInfo) -> None:
+        with self._writing() as batch:
+            content.set_chunk(batch, ino, info)
+
+    def chunk(self, ino: int) -> ChunkInfo | None:
+        with self._reading() as view:
+            record = view.chunk(ino)
+        return None if record is None else record.info
+
+    def children(self, namespace: int, parent: bytes, after: int, limit: int) -> list[ChunkEntry]:
+        with self._reading() as view:
+            found = []
+            for ino in islice(view.child_inos(namespace, parent, after), limit):
+                record = view.chunk(ino)
+                assert record is not None
+                found.append(ChunkEntry(record.info, view.inode(ino)))
+            return found
+
+    # Use and eviction ----------------------------------------------------------------------------
+    def touch(self, inos: Sequence[int], now_ns: int) -> None:
+        with self._writing() as batch:
+            for index, ino in enumerate(dict.fromkeys(inos)):
+                batch.stamp(ino, now_ns - index)
+
+    def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:
+        with self._writing() as batch:
+            for ino, used_ns in stamps:
+                batch.stamp(ino, used_ns)
+
+    def set_pinned(self, ino: int, pinned: bool) -> Inode:
+        with self._writing() as batch:
+            inode = batch.inode(ino)
+            return batch.store(replace(inode, pinned=pinned), inode)
+
+    def coldest(
+        self, limit: int, after: tuple[int, int] = (0, 0), directory: int | None = None
+    ) -> list[Candidate]:
+        with self._reading() as view:
+            directories = (
+                range(len(view.state().allocated_bytes)) if directory is None else (directory,)
+            )
+            order = merge(*(view.ranked(index, after) for index in directories))
+            return [view.candidate(ino) for _, ino in islice(order, limit)]
+
+    def continuations(self, ino: int, after: int, limit: int) -> list[Candidate]:
+        with self._reading() as view:
+            record = view.chunk(ino)
+            if record is None:
+                return []
+            found: list[Candidate] = []
+            for child in view.child_inos(record.namespace, record.info.key, after):
+                if len(found) >= limit:
+                    break
+                child_record = view.chunk(child)
+                assert child_record is not None
+                if child_record.info.token_start > record.info.token_start:
+                    found.append(view.candidate(child))
+            return found
+
+    def newest_used_ns(self) -> int:
+        with self._reading() as view:
+            directories = range(len(view.state().allocated_bytes))
+            return max((view.newest_used_ns(index) for index in directories), default=0)
+
+    def usage(self) -> Usage:
+        with self._reading() as view:
+            state = view.state()
+        return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
+
+
+def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", directory: Path) -> bool:
+    """Whether the database is new. Raises `InvalidInput` when another layout wrote it."""
+    table = env.open_db(STATE_TABLE, txn=txn)
+    raw = txn.get(_VERSION_KEY, db=table)
+    if raw is None:
+        return True
+    version = int.from_bytes(raw, "little")
+    if version != LAYOUT_VERSION:
+        raise InvalidInput(
+            str(directory),
+            f"the metadata has layout {version}, this kvfs knows {LAYOUT_VERSION}; use the kvfs "
+            "that wrote it, or move it away and rebuild it",
+        )
+    return False
+
+
+def _lay_out(
+    txn: "lmdb.Transaction[bytes]", tables: Tables, uid: int, gid: int, now_ns: int
+) -> None:
+    """Write what a new database holds: its version and an empty root."""
+    txn.put(_VERSION_KEY, LAYOUT_VERSION.to_bytes(4, "little"), db=tables.state)
+    batch = Batch(txn, tables, State(next_ino=ROOT_INO + 1))
+    root = Inode(ROOT_INO, stat.S_IFDIR | 0o755, uid, gid, 2, 0, now_ns, now_ns, now_ns)
+    batch.store(root, None)
+    txn.put(records.ROOT_DIRENT_KEY, records.encode_dirent(root), db=tables.dirent)
+    batch.finish()
+
+
+def _dirents(view: View, paths: Sequence[bytes]) -> list[bytes | None]:
+    """The packed directory entries of paths from the root. Each directory is found once."""
+    directories = {b"": pack_ordered(ROOT_INO)}
+    keys = []
+    for path in paths:
+        head, _, name = path.rpartition(b"/")
+        if not name:
+            keys.append(_key_of_odd_path(view, path, directories))
+            continue
+        prefix = directories.get(head) or _find_directory(view, head, directories)
+        key = prefix + name
+        keys.append(key if len(key) <= _DIRENT_KEY_BYTES_MAX else records.NO_DIRECTORY)
+    get, table = view.txn.get, view.tables.dirent
+    return [get(key, db=table) for key in keys]
+
+
+def _key_of_odd_path(view: View, path: bytes, directories: dict[bytes, bytes]) -> bytes:
+    """The entry's key of a path that is empty or ends with a slash."""
+    head, _, name = path.rstrip(b"/").rpartition(b"/")
+    if not name:
+        return records.ROOT_DIRENT_KEY
+    key = _find_directory(view, head, directories) + name
+    return key if len(key) <= _DIRENT_KEY_BYTES_MAX else records.NO_DIRECTORY
+
+
+def _find_directory(view: View, path: bytes, directories: dict[bytes, bytes]) -> bytes:
+    """Where the entries of a directory begin, by way of those that are known already. No file has
+    entries, so it need not be told from a directory here."""
+    missing = []
+    head = path
+    while head not in directories:
+        missing.append(head)
+        head = head.rpartition(b"/")[0]
+    prefix = directories[head]
+    for head in reversed(missing):
+        name = head.rpartition(b"/")[2]
+        if name:
+            key = prefix + name
+            raw = None
+            if len(key) <= _DIRENT_KEY_BYTES_MAX:
+                raw = view.txn.get(key, db=view.tables.dirent)
+            prefix = (
+                records.NO_DIRECTORY if raw is None else pack_ordered(records.unpack_dirent(raw)[0])
+            )
+        directories[head] = prefix
+    return prefix
+
+
+def _path(view: View, parent: int, name: bytes) -> bytes:
+    """The path of a name from the root."""
+    parts = [name]
+    while parent != ROOT_INO:
+        [(parent, name)] = view.names(parent)
+        parts.append(name)
+    return b"/".join(reversed(parts))
