@@ -1,0 +1,246 @@
+"""The words of the `kvfs` command: its sub-commands, their options and their help."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from kvfs import __version__
+
+USAGE_ERROR = 2
+PREFIX_LINES = 200  # of `kvfs prefixes` unless --limit says otherwise
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+        sys.exit(USAGE_ERROR)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+_count.__name__ = "count"  # argparse names it in its message
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+_seconds.__name__ = "number of seconds"
+
+_EPILOG = """\
+examples:
+  kvfs mount /mnt/kv --store /nvme/kvfs     serve a store and show it at /mnt/kv
+  kvfs status                               of the only mount, or of --store DIR
+  kvfs prefixes --tokenizer ./model         which prompts are cached, with their text
+  kvfs explain --model Qwen/Qwen3-8B --text "You are" --tokenizer ./model
+  kvfs verify kv                            check every chunk file against its digest
+
+Which store: --store DIR; else the mount that a PATH lies in; else the only mount; else the
+default store. A PATH outside of a mount counts from the root of the store.
+Exit code: 0 done, 1 found a problem, 2 could not run.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all words. It ends the process with exit code 2 for those that fit nothing."""
+    parser = _Parser(
+        prog="kvfs",
+        description="The file system for KV caches: mount it, serve from it, look inside.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_running(commands)
+    _add_looking(commands)
+    _add_changing(commands)
+    return parser
+
+
+def _add(
+    commands: "argparse._SubParsersAction[_Parser]", name: str, text: str, epilog: str = ""
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=epilog or None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_store(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("--store", type=Path, metavar="DIR", help="the store's (first) directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def _add_node(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        dest="stores",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a directory of the store, made when it is missing; repeat for more disks",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file; default: kvfs.toml in the store"
+    )
+    parser.add_argument(
+        "--max-bytes", metavar="SIZE", help="limit of each directory: 200GiB, or 80%% of its disk"
+    )
+
+
+def _add_running(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add(
+        commands,
+        "mount",
+        "serve a store and show it as a file system",
+        "Returns when the mount serves, and leaves it running. Its log is node.log in the store.",
+    )
+    parser.add_argument("mountpoint", type=Path, metavar="MOUNTPOINT")
+    _add_node(parser)
+    parser.add_argument("--foreground", action="store_true", help="stay until stopped")
+    _add_tokenizer(parser, "to show prompts as text in .kvfs/prefixes")
+
+    parser = _add(commands, "umount", "take a mount down")
+    parser.add_argument("mountpoint", type=Path, metavar="MOUNTPOINT")
+    parser.add_argument("--lazy", action="store_true", help="also while files in it are open")
+
+    parser = _add(
+        commands,
+        "serve",
+        "serve a store without a mount",
+        "Runs until SIGTERM or SIGINT. Commands and engines start one by themselves when needed.",
+    )
+    _add_node(parser)
+    parser.add_argument(
+        "--idle-exit", type=_seconds, metavar="SECONDS", help="leave so long after the last client"
+    )
+
+    parser = _add(commands, "init", "make an empty store with a configuration to edit")
+    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+
+    parser = _add(
+        commands,
+        "doctor",
+        "check this machine and a store, and say what to do",
+        "Exit code 1 when something does not work.",
+    )
+    _add_store(parser)
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help=f"holds the model's tokenizer.json, {purpose}"
+    )
+
+
+def _add_path(parser: argparse.ArgumentParser, nargs: str, text: str) -> None:
+    parser.add_argument("paths", nargs=nargs, metavar="PATH", help=text)
+
+
+def _add_looking(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    add = _add_store
+    add(_add(commands, "status", "show the node, its room and its counters"))
+
+    parser = add(_add(commands, "ls", "list a directory of the store"))
+    parser.add_argument(
+        "-l", "--long", action="store_true", help="mode, owner, size, time; p: pinned"
+    )
+    parser.add_argument("paths", nargs="?", type=_one_path, default=["/"], metavar="PATH")
+
+    parser = add(_add(commands, "show", "show everything about one file"))
+    parser.add_argument("paths", type=_one_path, metavar="PATH|DIGEST")
+
+    parser = add(
+        _add(
+            commands,
+            "du",
+            "sum up directories",
+            "size: as ls shows it. unique: equal contents once. on disk: what those take there.",
+        )
+    )
+    parser.add_argument("--depth", type=_count, default=2, metavar="N", help="levels shown (2)")
+    parser.add_argument("paths", nargs="?", type=_one_path, default=["/"], metavar="PATH")
+
+    parser = add(
+        _add(
+            commands,
+            "prefixes",
+            "show which starts of prompts are cached, as a tree",
+            "One line is a run of chunks without a branch: tokens, chunks, size, last use, text.",
+        )
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="only of this model")
+    parser.add_argument("--depth", type=_count, metavar="N", help="levels of branches shown")
+    parser.add_argument(
+        "--limit",
+        type=_count,
+        default=PREFIX_LINES,
+        metavar="N",
+        help=f"lines of each model ({PREFIX_LINES}; 0: all)",
+    )
+    _add_tokenizer(parser, "to show the text")
+
+    parser = add(
+        _add(
+            commands,
+            "explain",
+            "say how far a prompt hits, chunk by chunk, and why no further",
+            'example: kvfs explain --model Qwen/Qwen3-8B --text "You are" --tokenizer ./model',
+        )
+    )
+    parser.add_argument("--model", required=True, metavar="M", help="a model, or its start")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--text", metavar="T", help="the prompt (with --tokenizer)")
+    prompt.add_argument(
+        "--tokens", metavar="FILE", help="its token ids, as JSON or numbers; - reads them"
+    )
+    _add_tokenizer(parser, "for --text")
+
+
+def _one_path(text: str) -> list[str]:
+    return [text]
+
+
+def _add_changing(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    add = _add_store
+    for name, text in (
+        ("pin", "protect files from eviction"),
+        ("unpin", "let files be evicted again"),
+        ("evict", "remove files that are not pinned"),
+    ):
+        parser = add(_add(commands, name, text))
+        _add_path(parser, "+", "a file, or a directory for all that it holds")
+
+    parser = add(
+        _add(
+            commands,
+            "verify",
+            "check files against their digests; quarantine what is bad",
+            "Exit code 1 when a file was bad. Its names are gone then: engines store it again.",
+        )
+    )
+    parser.add_argument("paths", nargs="?", type=_one_path, default=["/"], metavar="PATH")
+    add(_add(commands, "gc", "remove what dead processes left"))
+    add(
+        _add(
+            commands,
+            "rebuild",
+            "give chunk files whose metadata was lost their names again",
+        )
+    )

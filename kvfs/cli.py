@@ -1,0 +1,231 @@
+"""The `kvfs` command: words in, an exit code out.
+
+0: done. 1: done, and a problem was found (bad bytes, no such path). 2: could not run. What went
+wrong is one line on standard error. Each command imports what it needs when it runs, so that a
+look at a store starts at once.
+"""
+
+import argparse
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvfs.arguments import build_parser
+from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
+
+if TYPE_CHECKING:
+    from kvfs.shell import Session
+
+FOUND_PROBLEM = 1
+COULD_NOT_RUN = 2
+BROKEN_PIPE = 141  # as a shell reports a tool that SIGPIPE ended
+INTERRUPTED = 130
+
+Arguments = argparse.Namespace
+Run = Callable[[Arguments], int]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Never raises for anything that a person can cause."""
+    arguments = build_parser().parse_args(words)
+    name = f"kvfs {arguments.command}"
+    try:
+        code = _COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who read our output has seen enough. Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except NamespaceError as error:
+        return _complain(name, str(error), FOUND_PROBLEM if _is_absence(error) else COULD_NOT_RUN)
+    except KvfsError as error:
+        return _complain(name, str(error), COULD_NOT_RUN)
+    except OSError as error:
+        subject = f"{error.filename}: " if error.filename else ""
+        return _complain(name, f"{subject}{error.strerror or error}", COULD_NOT_RUN)
+
+
+def _is_absence(error: NamespaceError) -> bool:
+    return error.code in (errno.ENOENT, errno.ENOTDIR)
+
+
+def _complain(name: str, text: str, code: int) -> int:
+    line = " ".join(text.split())
+    sys.stderr.write(f"{name}: {line.encode('utf-8', 'backslashreplace').decode()}\n")
+    return code
+
+
+# Commands that look at a store --------------------------------------------------------------------
+def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
+    """Find the store, connect to its node (or start a short-lived one) and run a command."""
+
+    def run(arguments: Arguments) -> int:
+        from kvfs.client import Client
+        from kvfs.locate import is_store, locate
+        from kvfs.operate import find_mounted
+        from kvfs.progress import choose_progress
+        from kvfs.shell import Session
+
+        paths = getattr(arguments, "paths", [])
+        place = locate(arguments.store, paths, find_mounted)
+        if not is_store(place.store):
+            raise InvalidInput(
+                str(place.store),
+                "is no kvfs store; name one with --store DIR, or make one with kvfs init",
+            )
+        with Client(place.store, start=True) as client:
+            session = Session(
+                client, place, sys.stdout, arguments.json, time.time_ns(), choose_progress()
+            )
+            return command(session, arguments)
+
+    return run
+
+
+def _status(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.status(session)
+
+
+def _ls(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.ls(session, is_long=arguments.long)
+
+
+def _show(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell_show
+
+    return shell_show.show(session, arguments.paths[0])
+
+
+def _du(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.du(session, depth=arguments.depth)
+
+
+def _verify(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.verify(session)
+
+
+def _change(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.change(session, arguments.command)
+
+
+def _gc(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.gc(session)
+
+
+def _rebuild(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell
+
+    return shell.rebuild(session)
+
+
+def _prefixes(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell_prefixes
+
+    return shell_prefixes.prefixes(
+        session,
+        arguments.model,
+        depth=arguments.depth,
+        limit=arguments.limit,
+        tokenizer=arguments.tokenizer,
+    )
+
+
+def _explain(session: "Session", arguments: Arguments) -> int:
+    from kvfs import shell_prefixes
+
+    return shell_prefixes.explain(
+        session,
+        arguments.model,
+        text=arguments.text,
+        tokens_file=arguments.tokens,
+        tokenizer=arguments.tokenizer,
+    )
+
+
+# Commands that run something ----------------------------------------------------------------------
+def _mount(arguments: Arguments) -> int:
+    from kvfs import operate
+
+    config = operate.configure(arguments.config, arguments.stores, arguments.max_bytes, None)
+    return operate.mount(
+        config,
+        arguments.mountpoint,
+        foreground=arguments.foreground,
+        tokenizer=arguments.tokenizer,
+    )
+
+
+def _umount(arguments: Arguments) -> int:
+    from kvfs import operate
+
+    return operate.umount(arguments.mountpoint, lazy=arguments.lazy)
+
+
+def _serve(arguments: Arguments) -> int:
+    from kvfs import operate
+
+    return operate.serve(
+        operate.configure(
+            arguments.config, arguments.stores, arguments.max_bytes, arguments.idle_exit
+        )
+    )
+
+
+def _init(arguments: Arguments) -> int:
+    from kvfs import operate
+    from kvfs.config import default_store
+
+    return operate.init(arguments.directory or default_store(), sys.stdout)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from kvfs import operate
+    from kvfs.locate import locate
+
+    try:
+        store = locate(arguments.store, (), operate.find_mounted).store
+    except InvalidInput as error:  # several mounts: the machine can be examined without a store
+        raise Unavailable(str(error)) from error
+    return operate.doctor(store, sys.stdout, is_json=arguments.json)
+
+
+_COMMANDS: dict[str, Run] = {
+    "mount": _mount,
+    "umount": _umount,
+    "serve": _serve,
+    "init": _init,
+    "doctor": _doctor,
+    "status": _with_session(_status),
+    "ls": _with_session(_ls),
+    "show": _with_session(_show),
+    "du": _with_session(_du),
+    "prefixes": _with_session(_prefixes),
+    "explain": _with_session(_explain),
+    "pin": _with_session(_change),
+    "unpin": _with_session(_change),
+    "evict": _with_session(_change),
+    "verify": _with_session(_verify),
+    "gc": _with_session(_gc),
+    "rebuild": _with_session(_rebuild),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The commands that set kvfs up and run it: mount, umount, serve, init, doctor, config.
+
+Each returns the exit code; what cannot run raises a `KvfsError`.
+"""
+
+import logging
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from kvfs.config import Config, load_config, parse_config
+from kvfs.errors import InvalidInput, KvfsError
+from kvfs.locate import CONFIG_NAME, Mounted, is_store
+
+LOG_BYTES_MAX = 8 * 1024 * 1024  # of node.log; one older file of that size is kept
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+CONFIG_TEMPLATE = """\
+# Configuration of this kvfs store, read by `kvfs mount` and `kvfs serve`.
+# Every key may be left out. What is commented out shows an example or the default.
+
+# How much of its disk the store may use: bytes, "200GiB", or a share such as "80%".
+# Without it the store grows until only min_free is left, and then evicts.
+# max_bytes = "200GiB"
+
+# How much stays free on the disk. Default: 5%, at most 1 GiB.
+# min_free = "1GiB"
+
+# Wait for the disk at every store. Default: no. A cache may lose its newest files to a power cut.
+# fsync = false
+
+# Who may talk to the node's socket: 0o600 is its own user, 0o660 its group too.
+# socket_mode = 0o600
+
+# More directories, for example one a disk. This one comes first.
+# [[store]]
+# path = "{store}"
+# max_bytes = "200GiB"
+# [[store]]
+# path = "/mnt/nvme1/kvfs"
+# max_bytes = "1TiB"
+
+[mount]
+# Let other users see the mount. Default: only the one who mounts.
+# allow_other = false
+# read_ahead_kib = 1024
+"""
+
+
+def find_mounted() -> Sequence[Mounted]:
+    """The running kvfs mounts of this machine."""
+    from mount.point import find_mounts
+
+    return [Mounted(Path(item.mountpoint), Path(item.store)) for item in find_mounts()]
+
+
+def configure(
+    file: Path | None, stores: Sequence[Path], max_bytes: str | None, idle_exit_s: float | None
+) -> Config:
+    """The configuration of a node: `--config`, else the `kvfs.toml` of its store, else defaults.
+
+    A store's own file may name more directories; it must name that store first.
+    """
+    if file is not None or len(stores) > 1:
+        config = load_config(file, stores, max_bytes=max_bytes)
+    else:
+        home = Path(os.path.abspath(stores[0])) if stores else load_config().home
+        config = _load_of_store(home, max_bytes)
+    if idle_exit_s is None:
+        return config
+    return _with_idle_exit(config, idle_exit_s)
+
+
+def _load_of_store(home: Path, max_bytes: str | None) -> Config:
+    own = home / CONFIG_NAME
+    try:
+        table = tomllib.loads(own.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return load_config(None, [home], max_bytes=max_bytes)
+    except OSError as error:
+        raise InvalidInput(str(own), f"cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(str(own), f"is no TOML: {error}") from error
+    try:
+        config = parse_config(table, () if "store" in table else [home], max_bytes=max_bytes)
+    except InvalidInput as error:
+        raise InvalidInput(f"{own}: {error.subject}", error.reason) from error
+    if config.home != home:
+        raise InvalidInput(str(own), f"must name {home} as its first store, not {config.home}")
+    return config
+
+
+def _with_idle_exit(config: Config, idle_exit_s: float) -> Config:
+    from dataclasses import replace
+
+    return replace(config, idle_exit_s=idle_exit_s)
+
+
+def serve(config: Config) -> int:
+    """`kvfs serve`."""
+    _log_to(config.home)
+    from kvfs.serve import serve_command
+
+    return serve_command(config)
+
+
+def _log_to(home: Path) -> None:
+    """Log to standard error and to the store's `node.log`."""
+    from logging.handlers import RotatingFileHandler
+
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if is_store(home) or _is_empty(home):
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log_file = home / "node.log"
+            handlers.append(RotatingFileHandler(log_file, maxBytes=LOG_BYTES_MAX, backupCount=1))
+        except OSError as error:
+            raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=handlers)
+
+
+def _is_empty(directory: Path) -> bool:
+    try:
+        return not any(directory.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def mount(config: Config, mountpoint: Path, *, foreground: bool, tokenizer: Path | None) -> int:
+    """`kvfs mount`."""
+    try:
+        from mount.run import mount_command
+    except ImportError as error:
+        raise KvfsError(
+            f"the mount needs pyfuse3 and libfuse 3 ({error}); kvfs doctor says more"
+        ) from error
+    return mount_command(config, mountpoint, foreground, tokenizer)
+
+
+def umount(mountpoint: Path, *, lazy: bool) -> int:
+    """`kvfs umount`."""
+    from mount.point import umount_command
+
+    return umount_command(mountpoint, lazy)
+
+
+def init(directory: Path, out: IO[str]) -> int:
+    """`kvfs init`: an empty store with a configuration to edit. Changes nothing that is there."""
+    home = Path(os.path.abspath(directory))
+    own = home / CONFIG_NAME
+    if own.exists():
+        raise InvalidInput(str(home), f"is a store already; edit {own}")
+    if not is_store(home) and not _is_empty(home):
+        raise InvalidInput(str(home), "is not empty; name a new or empty directory")
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(own, "x", encoding="utf-8") as file:
+            file.write(CONFIG_TEMPLATE.format(store=home))
+    except OSError as error:
+        raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
+    out.write(f"made {own}\nnext: kvfs mount MOUNTPOINT --store {home}\n")
+    return 0
+
+
+def doctor(store: Path, out: IO[str], *, is_json: bool) -> int:
+    """`kvfs doctor`: exit code 1 when something does not work."""
+    from kvfs.doctor import Level, examine
+    from kvfs.render import write_json
+
+    has_failed = False
+    documents = []
+    for finding in examine(store, find_mounted):
+        has_failed |= finding.level is Level.FAIL
+        if is_json:
+            documents.append(
+                {
+                    "check": finding.check,
+                    "level": finding.level.value,
+                    "found": finding.found,
+                    "advice": finding.advice or None,
+                }
+            )
+            continue
+        out.write(f"{finding.level.value:<4}  {finding.check:<18}  {finding.found}\n")
+        if finding.advice:
+            out.write(f"      {'':<18}  -> {finding.advice}\n")
+        out.flush()
+    if is_json:
+        write_json(out, {"ok": not has_failed}, ("findings", documents))
+    elif has_failed:
+        sys.stderr.write(
+            "kvfs doctor: something does not work; see the lines that begin with fail\n"
+        )
+    return 1 if has_failed else 0

@@ -1,0 +1,398 @@
+"""The tree of cached prefixes of a model: which starts of prompts are there, and how they go on.
+
+Chunk files of one place in a prompt, one for each KV group and shard, are one *position*; it is
+complete when all are there. Positions that follow each other without a branch are one *run*, which
+is what a person sees as one line. Children are asked for in batches and runs yielded depth first,
+so a tree of any size needs memory for one path and a block of siblings, and a bit a file.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvfs.errors import InvalidInput, NamespaceError
+from kvfs.inspect import PAGE_ITEMS, Directories, list_directory
+from kvfs.meta.contract import ChunkEntry, ChunkInfo, Entry
+from kvfs.names import KV_DIRECTORY, chunk_path, join_key, parse_namespace, split_key
+
+SIBLINGS_BLOCK = 256  # runs that are followed together
+CHILDREN_FIRST = 16  # children of each in its first answer; more come in pages
+CHILDREN_MAX = 65_536  # of one position; beyond that the tree is cut
+
+Part = tuple[int, int]  # KV group, shard
+
+
+class ChunkSource(Directories, Protocol):
+    """The part of a client that reading trees of chunks takes."""
+
+    def children(
+        self, namespace: bytes, parent_key: bytes, after: int, limit: int
+    ) -> Sequence[ChunkEntry]: ...
+
+    def children_of(
+        self, namespace: bytes, parent_keys: Sequence[bytes], limit: int
+    ) -> Sequence[Sequence[ChunkEntry]]: ...
+
+    def chunk(self, path: bytes) -> ChunkInfo | None: ...
+
+
+# Namespaces ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The chunks of one model under one fingerprint."""
+
+    path: bytes  # kv/<model>@<fingerprint>
+    model: str
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}@{self.fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a namespace holds, from the names of its files alone."""
+
+    files: int
+    size_bytes: int
+    parts: frozenset[Part]
+
+
+def find_namespaces(source: ChunkSource) -> list[Namespace]:
+    """All namespaces of a store; none when no chunk was ever stored."""
+    try:
+        entries = list(list_directory(source, KV_DIRECTORY))
+    except NamespaceError:
+        return []
+    found = []
+    for entry in entries:
+        path = KV_DIRECTORY + b"/" + entry.name
+        parsed = parse_namespace(path) if entry.inode.is_directory else None
+        if parsed is not None:
+            found.append(Namespace(path, *parsed))
+    return found
+
+
+def choose_namespaces(namespaces: Sequence[Namespace], word: str) -> list[Namespace]:
+    """The namespaces that a person means: a model, a directory's name, or a unique start of either.
+
+    Raises `InvalidInput` when there is none, or when a start fits several models.
+    """
+    word = word.strip("/").removeprefix("kv/")
+    for chosen in (
+        [space for space in namespaces if word in (space.model, space.name, _directory(space))],
+        [space for space in namespaces if _starts(space, word)],
+    ):
+        models = sorted({space.model for space in chosen})
+        if len(models) == 1:
+            return chosen
+        if models:
+            raise InvalidInput(word, f"fits several models: {', '.join(models)}; say more of one")
+    known = ", ".join(sorted({space.model for space in namespaces})) or "none"
+    raise InvalidInput(word, f"no chunks of such a model; cached models: {known}")
+
+
+def _directory(space: Namespace) -> str:
+    return space.path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+
+
+def _starts(space: Namespace, word: str) -> bool:
+    base = space.model.rpartition("/")[2]
+    return any(name.startswith(word) for name in (space.name, _directory(space), base))
+
+
+def list_chunks(source: ChunkSource, space: Namespace) -> Iterator[tuple[bytes, Part, Entry]]:
+    """Every published file of a namespace whose name is a chunk's: its path, part and entry."""
+    for fan_out in list_directory(source, space.path):
+        if not fan_out.inode.is_directory:
+            continue
+        directory = space.path + b"/" + fan_out.name
+        try:
+            for entry in list_directory(source, directory):
+                parsed = split_key(entry.name.removesuffix(b".safetensors"))
+                if parsed is not None and entry.inode.is_published:
+                    yield directory + b"/" + entry.name, parsed[1:], entry
+        except NamespaceError:  # removed since it was listed
+            continue
+
+
+def count_chunks(source: ChunkSource, space: Namespace) -> Census:
+    """Count a namespace's files; one pass over its directories."""
+    files = size_bytes = 0
+    parts = set()
+    for _, part, entry in list_chunks(source, space):
+        files += 1
+        size_bytes += entry.inode.size_bytes
+        parts.add(part)
+    return Census(files, size_bytes, frozenset(parts))
+
+
+# Positions ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One place in a prompt: the chunk files that hold it."""
+
+    stem: bytes  # of the keys: the engine's prefix hash
+    token_start: int
+    token_end: int
+    entries: tuple[ChunkEntry, ...]
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        return frozenset((entry.info.group, entry.info.shard) for entry in self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.inode.size_bytes for entry in self.entries)
+
+    @property
+    def created_ns(self) -> int:
+        return max(entry.inode.mtime_ns for entry in self.entries)
+
+    @property
+    def used_ns(self) -> int:
+        return max(entry.inode.used_ns for entry in self.entries)
+
+    @property
+    def is_pinned(self) -> bool:
+        return any(entry.inode.pinned for entry in self.entries)
+
+
+def read_positions(
+    source: ChunkSource, space: Namespace, parents: Sequence[Sequence[bytes]]
+) -> list[list[Position]]:
+    """For each parent, given as the keys of its parts: the positions that continue it, the last
+    used first."""
+    keys = [key for parent in parents for key in parent]
+    firsts = source.children_of(space.path, keys, CHILDREN_FIRST)
+    found = (_read_rest(source, space, key, first) for key, first in zip(keys, firsts, strict=True))
+    return [_merge(entry for _ in parent for entry in next(found)) for parent in parents]
+
+
+def _read_rest(
+    source: ChunkSource, space: Namespace, key: bytes, first: Sequence[ChunkEntry]
+) -> Sequence[ChunkEntry]:
+    if len(first) < CHILDREN_FIRST:
+        return first
+    found = list(first)
+    page = first
+    while page and len(found) < CHILDREN_MAX:
+        page = source.children(space.path, key, page[-1].inode.ino, PAGE_ITEMS)
+        found += page
+    return found
+
+
+def _merge(entries: Iterable[ChunkEntry]) -> list[Position]:
+    places: dict[tuple[bytes, int, int], list[ChunkEntry]] = {}
+    for entry in entries:
+        info = entry.info
+        place = (_stem(info.key), info.token_start, info.token_end)
+        places.setdefault(place, []).append(entry)
+    positions = [Position(*place, tuple(found)) for place, found in places.items()]
+    positions.sort(key=lambda position: (-position.used_ns, position.token_end, position.stem))
+    return positions
+
+
+def _stem(key: bytes) -> bytes:
+    parsed = split_key(key)
+    return key if parsed is None else parsed[0]
+
+
+class InodeSet:
+    """Inode numbers in a bit each, in blocks that exist where one was added."""
+
+    _BLOCK_BITS = 15
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytearray] = {}
+
+    def add(self, ino: int) -> None:
+        block = self._blocks.get(ino >> self._BLOCK_BITS)
+        if block is None:
+            block = self._blocks[ino >> self._BLOCK_BITS] = bytearray(1 << self._BLOCK_BITS - 3)
+        low = ino & (1 << self._BLOCK_BITS) - 1
+        block[low >> 3] |= 1 << (low & 7)
+
+    def __contains__(self, ino: int) -> bool:
+        block = self._blocks.get(ino >> self._BLOCK_BITS)
+        low = ino & (1 << self._BLOCK_BITS) - 1
+        return block is not None and bool(block[low >> 3] >> (low & 7) & 1)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Run:
+    """Positions that follow each other without a branch: one line of the tree."""
+
+    head: Position
+    tail: Position
+    positions: int = 0
+    incomplete: int = 0  # positions that miss a group or shard
+    files: int = 0
+    size_bytes: int = 0
+    created_ns: int = 0  # of the newest
+    used_ns: int = 0
+    pinned: int = 0
+    branches: int = 0  # positions that continue the last one; 0 at the end of a prompt
+    below_positions: int = 0  # in the branches, where they are not shown themselves
+    below_bytes: int = 0
+    number: int = 0  # from 1, as they are yielded
+    parent: int = 0  # number of the run that this one continues, 0 at a root
+    level: int = 0
+    is_last: bool = False  # among its siblings
+    is_orphan: bool = False  # what it continues is gone
+
+    def append(self, position: Position, parts: frozenset[Part]) -> None:
+        self.tail = position
+        self.positions += 1
+        self.incomplete += position.parts != parts
+        self.files += len(position.entries)
+        self.size_bytes += position.size_bytes
+        self.created_ns = max(self.created_ns, position.created_ns)
+        self.used_ns = max(self.used_ns, position.used_ns)
+        self.pinned += position.is_pinned
+
+
+@dataclass(slots=True)
+class _Siblings:
+    waiting: deque[Position]
+    level: int
+    parent: int
+    ready: deque[Run] = field(default_factory=deque)
+
+
+class TreeWalk:
+    """Walks one namespace's tree, each file at most once, whatever its header claims."""
+
+    def __init__(self, source: ChunkSource, space: Namespace, parts: frozenset[Part]) -> None:
+        self.reached = InodeSet()
+        self._source = source
+        self._space = space
+        self._parts = parts
+        self._sorted_parts = sorted(parts)
+        self._serial = 0
+
+    def runs(self, depth: int | None = None) -> Iterator[Run]:
+        """The runs from the start of every prompt, depth first, the last used first. At `depth`
+        levels of branches the rest is summed up in the run that it continues."""
+        (roots,) = read_positions(self._source, self._space, [[b""]])
+        return self._walk(roots, depth)
+
+    def orphans(self, depth: int | None = None) -> Iterator[Run]:
+        """The runs whose start is gone, once `runs` has reached what there is: what eviction or
+        corruption cut off. They are of no use to any prompt until the gap is stored again."""
+        for path, _, entry in list_chunks(self._source, self._space):
+            if entry.inode.ino in self.reached:
+                continue
+            stem = self._missing_parent(path)
+            if stem:
+                (cut,) = read_positions(self._source, self._space, [self._keys(stem)])
+                for run in self._walk(cut, depth):
+                    run.is_orphan = True
+                    yield run
+            self.reached.add(entry.inode.ino)
+
+    def _keys(self, stem: bytes) -> list[bytes]:
+        return [join_key(stem, group, shard) for group, shard in self._sorted_parts]
+
+    def _missing_parent(self, path: bytes) -> bytes:
+        """Follow parents upwards to the one that is not there. b"" when all are: a chunk that came
+        while we looked, or one whose header contradicts its parent's."""
+        info = self._source.chunk(path)
+        while info is not None and info.parent:
+            above = self._find_file(_stem(info.parent))
+            if above is None:
+                return _stem(info.parent)
+            before = self._source.chunk(above)
+            if before is None or before.token_start >= info.token_start:
+                break
+            info = before
+        return b""
+
+    def _find_file(self, stem: bytes) -> bytes | None:
+        paths = [chunk_path(self._space.path, key) for key in self._keys(stem)]
+        for path in paths:
+            inode = self._source.stat(path)
+            if inode is not None and inode.is_published:
+                return path
+        return None
+
+    def _walk(self, roots: Sequence[Position], depth: int | None) -> Iterator[Run]:
+        stack = [_Siblings(deque(roots), 0, 0)]
+        while stack:
+            siblings = stack[-1]
+            while not siblings.ready and siblings.waiting:
+                count = min(SIBLINGS_BLOCK, len(siblings.waiting))
+                siblings.ready.extend(
+                    self._grow([siblings.waiting.popleft() for _ in range(count)])
+                )
+            if not siblings.ready:
+                stack.pop()
+                continue
+            run = siblings.ready.popleft()
+            run.is_last = not siblings.ready and not siblings.waiting
+            run.level, run.parent = siblings.level, siblings.parent
+            is_cut = depth is not None and run.level + 1 >= depth
+            if run.branches and is_cut:
+                self._sum_below(run)
+            self._serial += 1
+            run.number = self._serial
+            yield run
+            if run.branches and not is_cut:
+                stack.append(_Siblings(deque(self._continue(run)), run.level + 1, run.number))
+
+    def _sum_below(self, run: Run) -> None:
+        serial = self._serial
+        for below in self._walk(self._continue(run), None):
+            run.below_positions += below.positions
+            run.below_bytes += below.size_bytes
+            run.used_ns = max(run.used_ns, below.used_ns)
+        self._serial = serial
+
+    def _continue(self, run: Run) -> list[Position]:
+        (found,) = self._positions_after([run.tail])
+        return found
+
+    def _positions_after(self, tails: Sequence[Position]) -> list[list[Position]]:
+        """What continues each position, without what was reached already and what claims to end
+        before it begins: so that no header can send the walk in circles."""
+        found = read_positions(self._source, self._space, [self._keys(p.stem) for p in tails])
+        return [
+            [
+                position
+                for position in positions
+                if position.token_end > tail.token_end and not self._is_reached(position)
+            ]
+            for tail, positions in zip(tails, found, strict=True)
+        ]
+
+    def _is_reached(self, position: Position) -> bool:
+        return any(entry.inode.ino in self.reached for entry in position.entries)
+
+    def _grow(self, heads: Sequence[Position]) -> list[Run]:
+        """Follow several heads at once, each until it branches or ends."""
+        runs = []
+        for head in heads:
+            if not self._is_reached(head):
+                runs.append(Run(head, head))
+                self._append(runs[-1], head)
+        growing = list(runs)
+        while growing:
+            still = []
+            for run, found in zip(
+                growing, self._positions_after([run.tail for run in growing]), strict=True
+            ):
+                if len(found) == 1 and not self._is_reached(found[0]):
+                    self._append(run, found[0])
+                    still.append(run)
+                else:
+                    run.branches = len(found)
+            growing = still
+        return runs
+
+    def _append(self, run: Run, position: Position) -> None:
+        run.append(position, self._parts)
+        for entry in position.entries:
+            self.reached.add(entry.inode.ino)
