@@ -29,6 +29,7 @@ from kvfs.errors import InvalidInput, Unavailable
 
 _MARK = "store.json"
 _PARTS = ("blobs", "staging", "quarantine")
+_FIXED_FILES = 9  # the store, its parts, meta with its lock and roster, the mark, a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class BlobDirectory:
         self._serial = 0
         self._root = os.fspath(config.path)
         self._fanout = self._list_fanout()
+        self._first_fanout = {pair[:1] for pair in self._fanout}
         self._trim_quarantine()
 
     @classmethod
@@ -119,8 +121,8 @@ class BlobDirectory:
 
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
-        directories = len(self._fanout) + 257 + 4
-        return directories * PAGE_BYTES + self.quarantined_bytes
+        directories = len(self._fanout) + len(self._first_fanout)
+        return (directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
 
     # Staging -------------------------------------------------------------------------------------
     def stage(self) -> StagedFile:
@@ -147,6 +149,7 @@ class BlobDirectory:
         if fanout not in self._fanout:
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             self._fanout.add(fanout)
+            self._first_fanout.add(fanout[:1])
         os.rename(source, target)
 
     def purge_staging(self) -> int:

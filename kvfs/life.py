@@ -50,7 +50,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             log.warning("the machine stopped while a node ran: rebuilding names from chunk files")
             log.info("rebuilt %d names", await rebuild(node))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(node.remove_trash)
+            nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             await nursery.start(serve_clients, node)
             log.info("serving %s", config.home)
@@ -70,7 +70,7 @@ def recover(node: Node) -> None:
             if path is not None:
                 os.unlink(path)
     node.meta.bury([digest for digest, _ in left.intended])
-    node.reap()
+    node.reclaim.reap()
     staged = sum(d.purge_staging() for d in node.directories if d is not None)
     if left.dropped_inodes or staged or left.intended or left.doomed:
         log.info(

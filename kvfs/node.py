@@ -3,9 +3,9 @@
 Everything runs in one trio thread, so a function without `await` is atomic against all others;
 `await` stands only where bytes are hashed or removed, in worker threads. What must not interleave:
 
-- A blob's file and its record change in one piece of sync code (`_commit`, `_reap`, `_lose`), so no
-  one sees a record without its file. A crash in between is what intents and dooms are for.
-- `reserve` holds the eviction lock, since two writers would count the same freed bytes.
+- A blob's file and its record change in one piece of sync code (`publish`, `Reclaim.reap`, `_lose`),
+  so no one sees a record without its file. A crash in between is what intents and dooms are for.
+- `Reclaim.make_room` holds a lock, since two writers would count the same freed bytes.
 
 Bytes do not pass through here: readers and writers get descriptors.
 """
@@ -15,16 +15,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
 from kvfs import evict
 from kvfs.blobs import BlobDirectory
-from kvfs.chunk import read_chunk_info
-from kvfs.config import EVICTION_BATCH, FILES_MAX, MIB, Config
+from kvfs.chunk import chunk_info
+from kvfs.config import EVICTION_BATCH, FILES_MAX, Config
 from kvfs.digest import digest_file
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
+from kvfs.headers import read_header
 from kvfs.meta.contract import (
     ChunkInfo,
     Inode,
@@ -34,12 +35,12 @@ from kvfs.meta.contract import (
     RenameMode,
 )
 from kvfs.names import parse_chunk_path
+from kvfs.reclaim import Reclaim
 from kvfs.space import Space, allocated_bytes
 
 log = logging.getLogger(__name__)
 
 VERIFIED_MAX = 262_144  # digests remembered as checked since the start
-EVICTION_SLACK_BYTES_MAX = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,6 @@ class Counters:
     missing_blobs: int = 0
 
 
-@dataclass(slots=True)
-class _Trash:
-    """Files taken away and not yet unlinked."""
-
-    queue: list[tuple[int, str, int]] = field(default_factory=list)  # directory, path, bytes
-    wake: trio.Event = field(default_factory=trio.Event)
-    idle: trio.Event = field(default_factory=trio.Event)
-
-
 class Node:
     """See the module's docstring. Made by `kvfs.life.running`, which also recovers and closes it."""
 
@@ -133,14 +125,13 @@ class Node:
         self.started_ns = now_ns()
         self.counters = Counters()
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
+        self.reclaim = Reclaim(directories, engine, self.space, self._evict)
         self.clients: set[object] = set()
         self.mountpoint: str | None = None
         self._held: dict[int, int] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._verified: dict[bytes, None] = {}
         self._verifying: dict[bytes, trio.Event] = {}
-        self._evicting = trio.Lock()
-        self._trash = _Trash()
         self._stamp_ns = 0
 
     # Names ---------------------------------------------------------------------------------------
@@ -193,7 +184,7 @@ class Node:
         """Let go of a file that has no name and no open handle."""
         if inode.nlink == 0 and inode.ino not in self._held:
             self.meta.forget([inode.ino])
-            self.reap()
+            self.reclaim.reap()
 
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:
@@ -320,7 +311,7 @@ class Node:
         """Make sure a stage may grow to a size, evicting what is coldest. Raises `OutOfSpace`."""
         extra = allocated_bytes(size_bytes) - stage.reserved_bytes
         if extra > 0:
-            await self._make_room(stage.directory, extra)
+            await self.reclaim.make_room(stage.directory, extra)
             stage.reserved_bytes += extra
             self.space.reserve(stage.directory, extra)
 
@@ -374,7 +365,7 @@ class Node:
                 self.notify(result.parent, result.name, result.inode.ino)
             if result.replaced is not None:
                 self.drop_orphan(result.replaced)
-        self.reap()
+        self.reclaim.reap()
         return [result.inode for result in published]
 
     def _place(self, contents: Sequence[Content]) -> dict[bytes, int]:
@@ -400,6 +391,7 @@ class Node:
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
+                self._verified.pop(content.digest, None)
                 places[content.digest] = stage.directory
             else:
                 self.counters.deduplicated_bytes += content.size_bytes
@@ -431,7 +423,7 @@ class Node:
             if parsed is None or fd is None:
                 continue
             try:
-                info = read_chunk_info(fd, inode.size_bytes)
+                info = chunk_info(read_header(fd, inode.size_bytes))
             except Corrupt as error:
                 log.info("%s is no chunk file: %s", os.fsdecode(path), error.reason)
                 continue
@@ -441,69 +433,24 @@ class Node:
                 self.meta.set_chunk(inode.ino, info)
 
     # Room ----------------------------------------------------------------------------------------
-    async def _make_room(self, index: int, extra_bytes: int) -> None:
-        if not self.space.fits_ever(index, extra_bytes):
-            raise OutOfSpace(
-                f"{extra_bytes} bytes are more than the directory may hold; raise max_bytes"
-            )
-        async with self._evicting:
-            while (short_bytes := extra_bytes - self.space.room_bytes(index)) > 0:
-                if self.space.trash_bytes(index):
-                    await self.wait_trash_removed()
-                elif self._evict(index, short_bytes) == 0:
-                    raise OutOfSpace("nothing is left to evict; unpin files or raise max_bytes")
+    def drop_files(self, inos: Sequence[int]) -> None:
+        """Remove every name of these files, as eviction does."""
+        orphans = self.meta.unlink_all(inos, self.now_ns())
+        self.meta.forget([ino for ino in inos if ino not in self._held])
+        self.reclaim.reap()
+        for parent, name, inode in orphans:
+            self.notify(parent, name, inode.ino)
 
     def _evict(self, index: int, short_bytes: int) -> int:
-        """Take away the coldest files of a directory; the bytes that this frees."""
-        slack = min(EVICTION_SLACK_BYTES_MAX, short_bytes + self.space.used_bytes(index) // 64)
+        """Take away the coldest files of a directory; how many files that touched."""
         decision = evict.plan(
-            self.meta, short_bytes + slack, EVICTION_BATCH, directory=index, kept=self._held.keys()
+            self.meta, short_bytes, EVICTION_BATCH, directory=index, kept=self._held.keys()
         )
         self.meta.restamp(decision.restamp)
         self.drop_files(decision.evict)
         self.counters.evicted_files += len(decision.evict)
         self.counters.evicted_bytes += decision.freed_bytes
         return len(decision.evict) + len(decision.restamp)
-
-    def drop_files(self, inos: Sequence[int]) -> None:
-        """Remove every name of these files, as eviction does."""
-        orphans = self.meta.unlink_all(inos, self.now_ns())
-        self.meta.forget([ino for ino in inos if ino not in self._held])
-        self.reap()
-        for parent, name, inode in orphans:
-            self.notify(parent, name, inode.ino)
-
-    def reap(self) -> None:
-        """Take the files of doomed blobs out of the way and free their weight."""
-        while doomed := self.meta.doomed(EVICTION_BATCH):
-            for blob in doomed:
-                self._verified.pop(blob.digest, None)
-                directory = self.directories[blob.directory]
-                path = directory.trash(blob.digest) if directory is not None else None
-                if path is not None:
-                    self.space.begin_trash(blob.directory, blob.allocated_bytes)
-                    self._trash.queue.append((blob.directory, path, blob.allocated_bytes))
-            self.meta.bury([blob.digest for blob in doomed])
-        if self._trash.queue:
-            self._trash.wake.set()
-
-    async def remove_trash(self) -> None:
-        """Background task: unlink what `reap` took away, in a worker thread."""
-        while True:
-            await self._trash.wake.wait()
-            self._trash.wake = trio.Event()
-            batch, self._trash.queue = self._trash.queue, []
-            await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
-            for index, _, size_bytes in batch:
-                self.space.end_trash(index, size_bytes)
-            self._trash.idle.set()
-
-    async def wait_trash_removed(self) -> None:
-        """Return when one batch of trash is gone."""
-        self._trash.idle = trio.Event()
-        self._trash.wake.set()
-        with trio.fail_after(60):
-            await self._trash.idle.wait()
 
     def statfs(self) -> Statfs:
         """Capacity and room of all directories together; never waits."""
@@ -538,11 +485,3 @@ def _copy(source: int, target: int, size_bytes: int) -> None:
         if copied == 0:
             raise Corrupt("blob", "ended while it was copied")
         offset += copied
-
-
-def _unlink_all(paths: Sequence[str]) -> None:
-    for path in paths:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            log.debug("%s was gone already", path)

@@ -17,13 +17,14 @@ _IDLE_POLL_S = 0.5
 
 def serve_command(config: Config) -> int:
     """Serve in the foreground; the exit code. 0 after a clean stop, 2 when it could not run."""
+    code = 0
     try:
         trio.run(_serve, config)
     except* KvfsError as group:
         for error in group.exceptions:
             log.error("%s", error)
-        return 2
-    return 0
+        code = 2
+    return code
 
 
 async def _serve(config: Config) -> None:

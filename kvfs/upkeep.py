@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import trio
 
 from kvfs.blobs import BlobDirectory
-from kvfs.chunk import ChunkHeader, chunk_info, read_header
+from kvfs.chunk import ChunkHeader, chunk_info
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
+from kvfs.headers import read_header
 from kvfs.meta.contract import Publication
 from kvfs.names import chunk_path, namespace_path
 from kvfs.node import Node
@@ -67,7 +68,7 @@ async def rebuild(node: Node) -> int:
                         node.drop_orphan(published.replaced)
                 except NamespaceError as error:
                     log.warning("%s: %s", os.fsdecode(publication.path), error)
-    node.reap()
+    node.reclaim.reap()
     return rebuilt
 
 

@@ -1,0 +1,96 @@
+"""Giving room back: files of doomed blobs are taken away at once and unlinked at leisure.
+
+Unlinking a large file takes milliseconds, so it is done in a worker thread; the rename that takes it
+out of the way is not noticeable. Until it is unlinked its bytes count as trash.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+import trio
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import EVICTION_BATCH, MIB
+from kvfs.errors import OutOfSpace
+from kvfs.meta.contract import MetaEngine
+from kvfs.space import Space
+
+log = logging.getLogger(__name__)
+
+_SLACK_BYTES_MAX = 64 * MIB  # evicted beyond the need, so that not every writer has to wait
+_UNLINK_DEADLINE_S = 60.0
+
+
+class Reclaim:
+    """Room by eviction, for one node. `evict(directory, bytes)` takes names away and says how many
+    files it touched; 0 means that nothing more can go."""
+
+    def __init__(
+        self,
+        directories: Sequence[BlobDirectory | None],
+        engine: MetaEngine,
+        space: Space,
+        evict: Callable[[int, int], int],
+    ) -> None:
+        self._directories = directories
+        self._meta = engine
+        self._space = space
+        self._evict = evict
+        self._lock = trio.Lock()
+        self._queue: list[tuple[int, str, int]] = []  # directory, path, bytes
+        self._wake = trio.Event()
+        self._removed = trio.Event()
+
+    async def make_room(self, index: int, extra_bytes: int) -> None:
+        """Return when a directory has room for so many bytes more. Raises `OutOfSpace`."""
+        if not self._space.fits_ever(index, extra_bytes):
+            raise OutOfSpace(f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes")
+        async with self._lock:
+            while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
+                if self._space.trash_bytes(index):
+                    await self._wait_removed()
+                elif self._evict(index, short_bytes + self._slack_bytes(index)) == 0:
+                    raise OutOfSpace("nothing is left to evict: unpin files or raise max_bytes")
+
+    def _slack_bytes(self, index: int) -> int:
+        return min(_SLACK_BYTES_MAX, self._space.used_bytes(index) // 64)
+
+    def reap(self) -> None:
+        """Take the files of doomed blobs out of the way, and their weight out of the metadata."""
+        while doomed := self._meta.doomed(EVICTION_BATCH):
+            for blob in doomed:
+                directory = self._directories[blob.directory]
+                path = directory.trash(blob.digest) if directory is not None else None
+                if path is not None:
+                    self._space.begin_trash(blob.directory, blob.allocated_bytes)
+                    self._queue.append((blob.directory, path, blob.allocated_bytes))
+            self._meta.bury([blob.digest for blob in doomed])
+        if self._queue:
+            self._wake.set()
+
+    async def remove_always(self) -> None:
+        """Background task: unlink what `reap` took away."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._queue = self._queue, []
+            await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
+            for index, _, size_bytes in batch:
+                self._space.end_trash(index, size_bytes)
+            self._removed.set()
+            self._removed = trio.Event()
+
+    async def _wait_removed(self) -> None:
+        removed = self._removed
+        self._wake.set()
+        with trio.fail_after(_UNLINK_DEADLINE_S):
+            await removed.wait()
+
+
+def _unlink_all(paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            log.debug("%s was gone already", path)

@@ -1,0 +1,274 @@
+"""A real node process and real clients: descriptors, dedup, limits, several processes at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvfs.client import Client, OpenFile, Staged, StagedFile
+from kvfs.errors import InvalidInput, NamespaceError, OutOfSpace, Unavailable
+
+MIB = 1024 * 1024
+
+
+def digest_of(data: bytes) -> bytes:
+    return xxhash.xxh3_128(data).digest()
+
+
+def store_bytes(client: Client, path: bytes, data: bytes) -> None:
+    (staged,) = client.stage([len(data)])
+    try:
+        assert os.pwrite(staged.fd, data, 0) == len(data)
+        client.publish([StagedFile(staged.token, path, digest_of(data), len(data))])
+    finally:
+        os.close(staged.fd)
+
+
+def load_bytes(client: Client, path: bytes) -> bytes | None:
+    (opened,) = client.open([path])
+    if opened is None:
+        return None
+    with opened:
+        data = os.pread(opened.fd, opened.size_bytes, 0)
+        assert digest_of(data) == opened.digest
+        return data
+
+
+def allocated(path: Path) -> int:
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_blocks * 512
+        for folder, folders, names in os.walk(path)
+        for name in [*folders, *names]
+    ) + (os.lstat(path).st_blocks * 512)
+
+
+def test_what_one_client_publishes_another_reads(start_node, tmp_path: Path) -> None:
+    node = start_node()
+    with Client(node.store) as writer, Client(node.store) as reader:
+        assert reader.lookup([b"a/b", b"a/c"]) == [None, None]
+        store_bytes(writer, b"a/b", b"one")
+        assert reader.lookup([b"a/b", b"a/c"]) == [3, None]
+        assert load_bytes(reader, b"a/b") == b"one"
+        store_bytes(writer, b"a/b", b"second")
+        assert load_bytes(reader, b"/a/b") == b"second"
+
+
+def test_a_reader_keeps_the_old_version(start_node) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        store_bytes(client, b"f", b"old")
+        (opened,) = client.open([b"f"])
+        assert isinstance(opened, OpenFile)
+        store_bytes(client, b"f", b"new")
+        client.evict([b"f"])
+        with opened:
+            assert os.pread(opened.fd, 10, 0) == b"old"
+        assert client.lookup([b"f"]) == [None]
+
+
+def test_equal_bytes_are_stored_once(start_node) -> None:
+    node = start_node()
+    data = os.urandom(MIB)
+    with Client(node.store) as client:
+        for number in range(5):
+            store_bytes(client, b"copy%d" % number, data)
+        status = client.status()
+        assert status["blobs"] == 1
+        assert status["counters"]["deduplicated_bytes"] == 4 * MIB
+        assert sorted(client.paths_of(digest_of(data))) == [b"copy%d" % n for n in range(5)]
+        client.evict([b"copy%d" % n for n in range(4)])
+        assert load_bytes(client, b"copy4") == data
+
+
+def test_the_limit_is_never_exceeded_and_the_coldest_goes_first(start_node) -> None:
+    limit = 24 * MIB
+    node = start_node(config=f'max_bytes = {limit}\nmin_free = 0\n')
+    with Client(node.store) as client:
+        for number in range(40):
+            store_bytes(client, b"f%03d" % number, os.urandom(MIB))
+            client.touch([b"f000"])
+            assert allocated(node.store) <= limit
+        sizes = client.lookup([b"f%03d" % n for n in range(40)])
+        assert sizes[0] == MIB
+        assert sizes[39] == MIB
+        present = [n for n, size in enumerate(sizes) if size is not None]
+        assert present[1:] == list(range(40 - len(present) + 1, 40))
+        with pytest.raises(OutOfSpace):
+            client.stage([limit + MIB])
+        assert client.lookup([b"f039"]) == [MIB]
+
+
+def test_a_pinned_file_stays(start_node) -> None:
+    node = start_node(config=f"max_bytes = {8 * MIB}\nmin_free = 0\n")
+    with Client(node.store) as client:
+        store_bytes(client, b"kept", os.urandom(MIB))
+        assert client.pin([b"kept"]) == 1
+        for number in range(20):
+            store_bytes(client, b"f%d" % number, os.urandom(MIB))
+        assert client.lookup([b"kept"]) == [MIB]
+        assert client.evict([b"kept"]) == 0
+        client.unpin([b"kept"])
+        assert client.evict([b"kept"]) == 1
+
+
+def test_reported_usage_is_what_du_counts(start_node) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        for number in range(50):
+            store_bytes(client, b"d/f%d" % number, os.urandom(100_000 + 977 * number))
+        client.evict([b"d/f3", b"d/f4"])
+        used = client.status()["used_bytes"]
+    assert used == pytest.approx(allocated(node.store), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "digest"),
+    [
+        (b"", 3, digest_of(b"abc")),
+        (b"a/../b", 3, digest_of(b"abc")),
+        (b"a/" + b"x" * 256, 3, digest_of(b"abc")),
+        (b"a\0b", 3, digest_of(b"abc")),
+        (b"ok", 4, digest_of(b"abc")),
+        (b"ok", 3, b"short"),
+    ],
+)
+def test_a_bad_publication_is_refused_and_changes_nothing(
+    start_node, path: bytes, size: int, digest: bytes
+) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        (staged,) = client.stage([3])
+        os.pwrite(staged.fd, b"abc", 0)
+        with pytest.raises((InvalidInput, NamespaceError)):
+            client.publish([StagedFile(staged.token, path, digest, size)])
+        os.close(staged.fd)
+        assert client.entries(b"") == []
+        assert client.status()["blobs"] == 0
+
+
+def test_a_vanished_client_leaves_nothing(start_node) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        staged = client.stage([MIB] * 3)
+        assert len(os.listdir(node.store / "staging")) == 3
+        for item in staged:
+            assert isinstance(item, Staged)
+            os.close(item.fd)
+    with Client(node.store) as client:
+        wait_until(lambda: client.status()["directories"][0]["staging_bytes"] == 0)
+    assert os.listdir(node.store / "staging") == []
+
+
+def test_a_corrupt_file_is_quarantined_and_written_again(start_node) -> None:
+    node = start_node()
+    data = os.urandom(MIB)
+    blob = node.store / "blobs" / digest_of(data).hex()[:2] / digest_of(data).hex()[2:4]
+    with Client(node.store) as client:
+        store_bytes(client, b"f", data)
+        with open(blob / digest_of(data).hex(), "r+b") as file:
+            file.seek(1000)
+            file.write(bytes([data[1000] ^ 1]))
+        assert client.report_corrupt(digest_of(data)) is True
+        assert client.lookup([b"f"]) == [None]
+        assert len(os.listdir(node.store / "quarantine")) == 1
+        store_bytes(client, b"f", data)
+        assert load_bytes(client, b"f") == data
+        assert client.report_corrupt(digest_of(data)) is False
+
+
+@pytest.mark.parametrize("damage", ["remove", "truncate", "empty"])
+def test_a_damaged_blob_is_a_miss_at_open(start_node, damage: str) -> None:
+    node = start_node()
+    data = os.urandom(10_000)
+    name = digest_of(data).hex()
+    with Client(node.store) as client:
+        store_bytes(client, b"f", data)
+        blob = node.store / "blobs" / name[:2] / name[2:4] / name
+        if damage == "remove":
+            blob.unlink()
+        else:
+            os.truncate(blob, 5000 if damage == "truncate" else 0)
+        assert client.open([b"f"]) == [None]
+        assert client.lookup([b"f"]) == [None]
+        store_bytes(client, b"f", data)
+        assert load_bytes(client, b"f") == data
+
+
+def test_two_nodes_cannot_own_one_store(start_node) -> None:
+    node = start_node()
+    second = subprocess.run(
+        [sys.executable, "-m", "kvfs", "serve", "--store", str(node.store)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 2
+    assert "another node owns this store" in second.stderr
+    with Client(node.store) as client:
+        assert client.status()["pid"] == node.pid
+
+
+def test_a_client_without_a_node_is_told_so(tmp_path: Path) -> None:
+    with Client(tmp_path) as client, pytest.raises(Unavailable, match="kvfs serve"):
+        client.lookup([b"a"])
+
+
+def test_a_store_with_a_long_path_works(start_node, tmp_path: Path) -> None:
+    store = tmp_path.joinpath(*["x" * 60] * 3)
+    node = start_node(store=store)
+    with Client(node.store) as client:
+        store_bytes(client, b"f", b"x")
+        assert load_bytes(client, b"f") == b"x"
+
+
+def test_several_directories_fill_evenly_and_are_found_again(start_node, tmp_path: Path) -> None:
+    other = tmp_path / "second"
+    node = start_node(extra_stores=[other])
+    with Client(node.store) as client:
+        for number in range(12):
+            store_bytes(client, b"f%d" % number, os.urandom(MIB))
+        held = [d["blob_bytes"] for d in client.status()["directories"]]
+        assert min(held) >= 3 * MIB
+    node.stop()
+    start_node(store=node.store)
+    with Client(node.store) as client:
+        opened = client.open([b"f%d" % n for n in range(12)])
+        assert None not in opened
+        for item in opened:
+            item.close()
+
+
+def test_many_processes_write_and_read_together(start_node) -> None:
+    node = start_node()
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from tests.e2e.test_node import store_bytes, load_bytes\n"
+        "from kvfs.client import Client\n"
+        "rank = int(sys.argv[2])\n"
+        "with Client(Path(sys.argv[1])) as client:\n"
+        "    for n in range(60):\n"
+        "        data = (b'%d,' % n) * 20000\n"
+        "        store_bytes(client, b'shared/%d' % (n % 7), data)\n"
+        "        got = load_bytes(client, b'shared/%d' % (n % 7))\n"
+        "        assert got is not None and len(set(got.split(b',')[:-1])) == 1\n"
+    )
+    workers = [
+        subprocess.Popen([sys.executable, "-c", program, str(node.store), str(rank)])
+        for rank in range(4)
+    ]
+    assert [worker.wait(timeout=60) for worker in workers] == [0] * 4
+
+
+def wait_until(condition, deadline_s: float = 10.0) -> None:
+    """Poll until true; AssertionError at the deadline."""
+    import time
+
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "condition not reached in time"
+        time.sleep(0.01)

@@ -1,0 +1,91 @@
+"""Real kvfs processes for tests: started, watched for warnings, and always gone afterwards."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvfs.client import Client
+from kvfs.errors import Unavailable
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 20.0
+_UNEXPECTED = re.compile(r"\b(WARNING|ERROR|CRITICAL|Traceback)\b")
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 15.0) -> None:
+    """Poll until true; AssertionError at the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, "condition not reached in time"
+        time.sleep(0.01)
+
+
+class NodeProcess:
+    """A `kvfs serve` process. `allow` is a pattern of log lines that its test expects."""
+
+    def __init__(self, store: Path, arguments: list[str], log: Path, allow: str | None) -> None:
+        self.store = store
+        self.log = log
+        self._allow = allow
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvfs", "serve", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self._wait_serving()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _wait_serving(self) -> None:
+        end_s = time.monotonic() + START_DEADLINE_S
+        while True:
+            try:
+                with Client(self.store) as client:
+                    if client.status()["pid"] == self.pid:
+                        return
+            except Unavailable:
+                pass
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end_s, self.log.read_text()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """kill -9, as a crash does."""
+        self._process.kill()
+        self._process.wait(STOP_DEADLINE_S)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code. Kills, and fails, when it does not leave in time."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        return self._process.returncode
+
+    def close(self) -> None:
+        """Stop, and fail on log lines that nobody expected."""
+        self.stop()
+        for line in self.log.read_text(errors="replace").splitlines():
+            if _UNEXPECTED.search(line) and not (self._allow and re.search(self._allow, line)):
+                raise AssertionError(f"unexpected in the node's log: {line}")
+
+
+def allocated_bytes(path: Path) -> int:
+    """What `du` counts below a directory, itself included."""
+    total = os.lstat(path).st_blocks * 512
+    for folder, folders, names in os.walk(path):
+        for name in [*folders, *names]:
+            total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
