@@ -31,6 +31,7 @@ from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
 if TYPE_CHECKING:
     from lmdb import _Database
 
+_INODES_CACHED_MAX = 65_536
 STATE_TABLE = b"state"
 STATE_KEY = b"totals"
 
@@ -85,12 +86,31 @@ def is_loose(inode: Inode) -> bool:
     return inode.nlink == 0 or (inode.is_regular and not inode.digest)
 
 
+class InodeCache:
+    """Committed inodes, unpacked; bounded. Unpacking costs more than finding."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[int, Inode] = {}
+        self.get = self._inodes.get
+
+    def put(self, inode: Inode) -> None:
+        """Remember an inode as committed."""
+        if len(self._inodes) >= _INODES_CACHED_MAX:
+            self._inodes.clear()
+        self._inodes[inode.ino] = inode
+
+    def discard(self, ino: int) -> None:
+        """Forget an inode."""
+        self._inodes.pop(ino, None)
+
+
 class View:
     """Reading within one transaction."""
 
-    def __init__(self, txn: "lmdb.Transaction[bytes]", tables: Tables) -> None:
+    def __init__(self, txn: "lmdb.Transaction[bytes]", tables: Tables, cache: InodeCache) -> None:
         self.txn = txn
         self.tables = tables
+        self.cache = cache
 
     def keys(self, table: "_Database", prefix: bytes, after: bytes = b"") -> Iterator[bytes]:
         """Keys that begin with `prefix`, those behind `prefix + after`. The table may change only
@@ -106,6 +126,14 @@ class View:
 
     def find(self, ino: int) -> Inode | None:
         """An inode, or None."""
+        inode = self.cache.get(ino)
+        if inode is None:
+            inode = self._read(ino)
+            if inode is not None:
+                self.cache.put(inode)
+        return inode
+
+    def _read(self, ino: int) -> Inode | None:
         raw = self.txn.get(pack_native(ino), db=self.tables.inode)
         return None if raw is None else records.decode_inode(ino, raw)
 
@@ -126,7 +154,7 @@ class View:
     def entry(self, parent: int, name: bytes) -> Inode | None:
         """What a name in a directory stands for, or None."""
         raw = self.txn.get(pack_ordered(parent) + name, db=self.tables.dirent)
-        return None if raw is None else self.inode(records.unpack_dirent(raw)[0])
+        return None if raw is None else self.inode(records.dirent_ino(raw))
 
     def is_empty(self, directory: int) -> bool:
         """Whether a directory has no entries."""
@@ -188,17 +216,19 @@ class View:
 
     def candidate(self, ino: int) -> Candidate:
         """A published file as eviction sees it."""
-        inode = self.inode(ino)
-        blob = self.blob(inode.digest)
+        raw = self.txn.get(pack_native(ino), db=self.tables.inode)
+        assert raw is not None
+        digest = records.digest_of(raw)
+        blob = self.blob(digest)
         assert blob is not None
         return Candidate(
             ino,
-            inode.used_ns,
-            inode.digest,
+            records.used_of(raw),
+            digest,
             blob.directory,
             blob.allocated_bytes,
             blob.references,
-            inode.pinned,
+            records.is_pinned(raw),
         )
 
     def state(self) -> State:
@@ -212,15 +242,38 @@ class Batch(View):
     """Reading and writing within one write transaction; `finish` before it commits."""
 
     def __init__(
-        self, txn: "lmdb.Transaction[bytes]", tables: Tables, totals: State | None = None
+        self,
+        txn: "lmdb.Transaction[bytes]",
+        tables: Tables,
+        cache: InodeCache,
+        totals: State | None = None,
     ) -> None:
-        super().__init__(txn, tables)
+        super().__init__(txn, tables, cache)
         self.totals = totals or self.state()
-        self.changed: list[int] = []
+        self._changed: dict[int, Inode | None] = {}  # as stored here; None: dropped
+        self.moves_directories = False  # so that paths lead elsewhere
+        self._stamped: set[int] = set()  # newer in the table than anywhere else
+
+    def find(self, ino: int) -> Inode | None:
+        """An inode as this transaction sees it, or None."""
+        if ino in self._changed:
+            return self._changed[ino]
+        cached = None if ino in self._stamped else self.cache.get(ino)
+        return cached or self._read(ino)
 
     def finish(self) -> None:
         """Write the totals."""
         self.txn.put(STATE_KEY, records.encode_state(self.totals), db=self.tables.state)
+
+    def committed(self) -> None:
+        """The transaction is through: the cache may know."""
+        for ino in self._stamped:
+            self.cache.discard(ino)
+        for ino, inode in self._changed.items():
+            if inode is None:
+                self.cache.discard(ino)
+            else:
+                self.cache.put(inode)
 
     def take_ino(self) -> int:
         """A number that no inode ever had."""
@@ -232,7 +285,7 @@ class Batch(View):
     def store(self, new: Inode, old: Inode | None) -> Inode:
         """Write an inode, which was `old` (None: it is new). A digest's blob must be there."""
         tables = self.tables
-        self.changed.append(new.ino)
+        self._changed[new.ino] = new
         self.txn.put(pack_native(new.ino), records.encode_inode(new), db=tables.inode)
         before = self._rank(old)
         if old is None:
@@ -261,7 +314,7 @@ class Batch(View):
 
     def drop(self, old: Inode) -> None:
         """Remove an inode that has no name."""
-        self.changed.append(old.ino)
+        self._changed[old.ino] = None
         self.txn.delete(pack_native(old.ino), db=self.tables.inode)
         self.totals.inodes -= 1
         if is_loose(old):
@@ -284,7 +337,8 @@ class Batch(View):
         used_ns = records.clamp_used(used_ns)
         if before == used_ns:
             return
-        self.changed.append(ino)
+        self._changed.pop(ino, None)
+        self._stamped.add(ino)
         self.txn.put(key, records.with_used(raw, used_ns), db=self.tables.inode)
         if not records.is_pinned(raw):
             used = self.tables.used
@@ -306,6 +360,7 @@ class Batch(View):
 
     def remove_name(self, parent: int, name: bytes, ino: int) -> None:
         """Take a name away, both ways; link counts are the caller's."""
+        self.moves_directories |= self.inode(ino).is_directory
         self.txn.delete(pack_ordered(parent) + name, db=self.tables.dirent)
         self.txn.delete(records.name_key(ino, parent, name), db=self.tables.name)
 
@@ -371,14 +426,19 @@ class Batch(View):
         """Write the chunk record of a named file, in the namespace where its first name lies."""
         if not records.is_chunk_storable(info):
             raise NamespaceError(errno.EINVAL)
-        parent = self.first_parent(ino)
-        namespace = None if parent is None else self.first_parent(parent)
-        assert namespace is not None
+        namespace = self._namespace(ino)
         self.drop_chunk(ino)
         raw = records.encode_chunk(ChunkRecord(namespace, info))
         self.txn.put(pack_native(ino), raw, db=self.tables.chunk)
         key = records.child_prefix(namespace, info.parent) + pack_ordered(ino)
         self.txn.put(key, b"", db=self.tables.child)
+
+    def _namespace(self, ino: int) -> int:
+        parent = self.first_parent(ino)
+        assert parent is not None
+        namespace = self.first_parent(parent)
+        assert namespace is not None
+        return namespace
 
     def drop_chunk(self, ino: int) -> None:
         """Remove the chunk record of an inode, if it has one."""

@@ -3,12 +3,12 @@ losing, letting go, and what a restart finds."""
 
 import errno
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvfs.errors import NamespaceError
 from kvfs.meta import records, tree
-from kvfs.meta.batch import Batch, View
+from kvfs.meta.batch import Batch, View, check_name
 from kvfs.meta.contract import (
     DIGEST_BYTES,
     Blob,
@@ -22,8 +22,23 @@ from kvfs.meta.contract import (
 _MADE_DIRECTORY_MODE = 0o755
 
 
-def publish(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -> Published:
-    """Point one name or inode at its content; see `MetaEngine.publish`."""
+def publish(batch: Batch, publications: Sequence[Publication], now_ns: int) -> list[Published]:
+    """As `MetaEngine.publish`."""
+    directories: dict[bytes, int] = {}
+    return [
+        _publish(batch, publication, directories, now_ns - index, now_ns)
+        for index, publication in enumerate(publications)
+    ]
+
+
+def _publish(
+    batch: Batch,
+    publication: Publication,
+    directories: dict[bytes, int],
+    used_ns: int,
+    now_ns: int,
+) -> Published:
+    """`directories`: those made or found for this batch, by path."""
     check_digest(publication.digest)
     if bool(publication.ino) == bool(publication.path):
         raise NamespaceError(errno.EINVAL, publication.path)
@@ -32,7 +47,7 @@ def publish(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -
     if publication.ino:
         published = _publish_inode(batch, publication, used_ns, now_ns)
     else:
-        published = _publish_path(batch, publication, used_ns, now_ns)
+        published = _publish_path(batch, publication, directories, used_ns, now_ns)
     batch.clear_intents(publication.digest)
     if publication.chunk is not None and published.inode.nlink:
         batch.put_chunk(published.inode.ino, publication.chunk)
@@ -54,15 +69,25 @@ def _publish_inode(batch: Batch, publication: Publication, used_ns: int, now_ns:
     return Published(batch.store(new, old), 0, b"", None)
 
 
-def _publish_path(batch: Batch, publication: Publication, used_ns: int, now_ns: int) -> Published:
+def _publish_path(
+    batch: Batch,
+    publication: Publication,
+    directories: dict[bytes, int],
+    used_ns: int,
+    now_ns: int,
+) -> Published:
     path, uid, gid = publication.path, publication.uid, publication.gid
     if not stat.S_ISREG(publication.mode):
         raise NamespaceError(errno.EINVAL, path)
-    names = tree.split_path(path)
-    if not names:
-        raise NamespaceError(errno.EISDIR, path)
-    directory = tree.make_directories(batch, names[:-1], _MADE_DIRECTORY_MODE, uid, gid, now_ns)
-    found = batch.entry(directory.ino, names[-1])
+    above, _, name = path.rpartition(b"/")
+    tree.check_path(path)
+    check_name(name)
+    if above not in directories:
+        names = tree.split_path(above)
+        made = tree.make_directories(batch, names, _MADE_DIRECTORY_MODE, uid, gid, now_ns)
+        directories[above] = made.ino
+    directory = batch.directory(directories[above])
+    found = batch.entry(directory.ino, name)
     if found is not None and found.is_directory:
         raise NamespaceError(errno.EISDIR, path)
     inode = replace(
@@ -75,10 +100,10 @@ def _publish_path(batch: Batch, publication: Publication, used_ns: int, now_ns: 
     batch.store(inode, None)
     replaced = None
     if found is not None:
-        replaced = tree.release_name(batch, directory.ino, names[-1], found, now_ns)
-    batch.add_name(directory.ino, names[-1], inode)
+        replaced = tree.release_name(batch, directory.ino, name, found, now_ns)
+    batch.add_name(directory.ino, name, inode)
     tree.change_directory(batch, directory, now_ns)
-    return Published(inode, directory.ino, names[-1], replaced)
+    return Published(inode, directory.ino, name, replaced)
 
 
 def intend(batch: Batch, digest: bytes, directory: int) -> None:

@@ -27,9 +27,8 @@ import lmdb
 from kvfs.config import META_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
 from kvfs.meta import content, records, tree
-from kvfs.meta.batch import STATE_TABLE, TABLES_MAX, Batch, Tables, View, check_name
+from kvfs.meta.batch import STATE_TABLE, TABLES_MAX, Batch, InodeCache, Tables, View, check_name
 from kvfs.meta.contract import (
-    NAME_BYTES_MAX,
     ROOT_INO,
     Blob,
     Candidate,
@@ -45,13 +44,12 @@ from kvfs.meta.contract import (
     RenameMode,
     Usage,
 )
-from kvfs.meta.records import State, pack_native, pack_ordered
+from kvfs.meta.records import State, pack_ordered
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
 _READERS_MAX = 16
-_INODES_CACHED_MAX = 65_536
-_DIRENT_KEY_BYTES_MAX = 8 + NAME_BYTES_MAX
+_DIRECTORIES_CACHED_MAX = 65_536
 
 
 class LmdbEngine:
@@ -60,7 +58,9 @@ class LmdbEngine:
     def __init__(self, env: lmdb.Environment, tables: Tables) -> None:
         self._env = env
         self._tables = tables
-        self._cache: dict[int, Inode] = {}  # of committed inodes; each write takes out its own
+        self._cache = InodeCache()
+        # Path of a directory -> where its entries begin; emptied when a directory moves or goes.
+        self._directories: dict[bytes, bytes] = {b"": pack_ordered(ROOT_INO)}
 
     @classmethod
     def open(
@@ -118,20 +118,21 @@ class LmdbEngine:
 
     @contextmanager
     def _reading(self) -> Iterator[View]:
-        with self._env.begin() as txn:
-            yield View(txn, self._tables)
+        with self._env.begin(self._tables.dirent) as txn:
+            yield View(txn, self._tables, self._cache)
 
     @contextmanager
     def _writing(self) -> Iterator[Batch]:
         try:
             with self._env.begin(write=True) as txn:
-                batch = Batch(txn, self._tables)
+                batch = Batch(txn, self._tables, self._cache)
                 yield batch
                 batch.finish()
         except lmdb.MapFullError as error:
             raise NamespaceError(errno.ENOSPC) from error
-        for ino in batch.changed:
-            self._cache.pop(ino, None)
+        batch.committed()
+        if batch.moves_directories:
+            self._directories = {b"": pack_ordered(ROOT_INO)}
 
     # Reading -------------------------------------------------------------------------------------
     def inode(self, ino: int) -> Inode | None:
@@ -139,14 +140,7 @@ class LmdbEngine:
         if cached is not None:
             return cached
         with self._reading() as view:
-            return self._remember(view.find(ino))
-
-    def _remember(self, inode: Inode | None) -> Inode | None:
-        if inode is not None:
-            if len(self._cache) >= _INODES_CACHED_MAX:
-                self._cache.clear()
-            self._cache[inode.ino] = inode
-        return inode
+            return view.find(ino)
 
     def lookup(self, parent: int, name: bytes) -> Inode | None:
         check_name(name)
@@ -155,26 +149,51 @@ class LmdbEngine:
             return view.entry(parent, name)
 
     def resolve(self, paths: Sequence[bytes]) -> list[Inode | None]:
-        cache = self._cache.get
-        unpack = records.unpack_dirent
-        found: list[Inode | None] = []
+        cached = self._cache.get
         with self._reading() as view:
-            inodes, get = self._tables.inode, view.txn.get
-            for raw in _dirents(view, paths):
-                ino = 0 if raw is None else unpack(raw)[0]
-                inode = cache(ino)
-                if inode is None and ino:
-                    packed = get(pack_native(ino), db=inodes)
-                    assert packed is not None
-                    inode = self._remember(records.decode_inode(ino, packed))
-                found.append(inode)
-        return found
+            find = view.find
+            return [cached(ino) or find(ino) for ino in self._dirents(view, paths)[::2]]
 
     def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
-        unpack = records.unpack_dirent
         with self._reading() as view:
-            sized = [0 if raw is None else unpack(raw)[1] for raw in _dirents(view, paths)]
-        return [size - 1 if size else None for size in sized]
+            return [size - 1 if size else None for size in self._dirents(view, paths)[1::2]]
+
+    def _dirents(self, view: View, paths: Sequence[bytes]) -> tuple[int, ...]:
+        """The directory entries of paths from the root: number and size field of each in turn.
+
+        Slashes at either end count for nothing. Plain loops, since an engine waits for this.
+        """
+        known = self._directories.get
+        keys = []
+        for path in paths:
+            head, _, name = path.rpartition(b"/")
+            if not name:
+                head, _, name = path.rstrip(b"/").rpartition(b"/")
+            prefix = known(head) or self._find_directory(view, head)
+            keys.append(prefix + name if name else records.ROOT_DIRENT_KEY)
+        get, nothing = view.txn.get, records.NO_DIRENT
+        return records.unpack_dirents([get(key, nothing) for key in keys])
+
+    def _find_directory(self, view: View, path: bytes) -> bytes:
+        """Where the entries of a directory begin; from what is known already, if it can be."""
+        directories = self._directories
+        if len(directories) >= _DIRECTORIES_CACHED_MAX:
+            directories = self._directories = {b"": pack_ordered(ROOT_INO)}
+        missing = []
+        while path not in directories:
+            missing.append(path)
+            path = path.rpartition(b"/")[0]
+        prefix = directories[path]
+        for path in reversed(missing):
+            name = path.rpartition(b"/")[2]
+            if name:
+                raw = view.txn.get(prefix + name)
+                if raw is None:
+                    return records.NO_DIRECTORY
+                # No file has entries, so it need not be told from a directory here.
+                prefix = records.entries_prefix(raw)
+            directories[path] = prefix
+        return prefix
 
     def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
         prefix = pack_ordered(parent)
@@ -268,10 +287,7 @@ class LmdbEngine:
 
     def publish(self, publications: Sequence[Publication], now_ns: int) -> list[Published]:
         with self._writing() as batch:
-            return [
-                content.publish(batch, publication, now_ns - index, now_ns)
-                for index, publication in enumerate(publications)
-            ]
+            return content.publish(batch, publications, now_ns)
 
     def forget(self, inos: Sequence[int]) -> None:
         with self._writing() as batch:
@@ -385,59 +401,11 @@ def _lay_out(
 ) -> None:
     """Write what a new database holds: its version and an empty root."""
     txn.put(_VERSION_KEY, LAYOUT_VERSION.to_bytes(4, "little"), db=tables.state)
-    batch = Batch(txn, tables, State(next_ino=ROOT_INO + 1))
+    batch = Batch(txn, tables, InodeCache(), State(next_ino=ROOT_INO + 1))
     root = Inode(ROOT_INO, stat.S_IFDIR | 0o755, uid, gid, 2, 0, now_ns, now_ns, now_ns)
     batch.store(root, None)
     txn.put(records.ROOT_DIRENT_KEY, records.encode_dirent(root), db=tables.dirent)
     batch.finish()
-
-
-def _dirents(view: View, paths: Sequence[bytes]) -> list[bytes | None]:
-    """The packed directory entries of paths from the root. Each directory is found once."""
-    directories = {b"": pack_ordered(ROOT_INO)}
-    keys = []
-    for path in paths:
-        head, _, name = path.rpartition(b"/")
-        if not name:
-            keys.append(_key_of_odd_path(view, path, directories))
-            continue
-        prefix = directories.get(head) or _find_directory(view, head, directories)
-        key = prefix + name
-        keys.append(key if len(key) <= _DIRENT_KEY_BYTES_MAX else records.NO_DIRECTORY)
-    get, table = view.txn.get, view.tables.dirent
-    return [get(key, db=table) for key in keys]
-
-
-def _key_of_odd_path(view: View, path: bytes, directories: dict[bytes, bytes]) -> bytes:
-    """The entry's key of a path that is empty or ends with a slash."""
-    head, _, name = path.rstrip(b"/").rpartition(b"/")
-    if not name:
-        return records.ROOT_DIRENT_KEY
-    key = _find_directory(view, head, directories) + name
-    return key if len(key) <= _DIRENT_KEY_BYTES_MAX else records.NO_DIRECTORY
-
-
-def _find_directory(view: View, path: bytes, directories: dict[bytes, bytes]) -> bytes:
-    """Where the entries of a directory begin, by way of those that are known already. No file has
-    entries, so it need not be told from a directory here."""
-    missing = []
-    head = path
-    while head not in directories:
-        missing.append(head)
-        head = head.rpartition(b"/")[0]
-    prefix = directories[head]
-    for head in reversed(missing):
-        name = head.rpartition(b"/")[2]
-        if name:
-            key = prefix + name
-            raw = None
-            if len(key) <= _DIRENT_KEY_BYTES_MAX:
-                raw = view.txn.get(key, db=view.tables.dirent)
-            prefix = (
-                records.NO_DIRECTORY if raw is None else pack_ordered(records.unpack_dirent(raw)[0])
-            )
-        directories[head] = prefix
-    return prefix
 
 
 def _path(view: View, parent: int, name: bytes) -> bytes:

@@ -6,6 +6,7 @@ order; tables keyed by one number use the native word, which LMDB compares faste
 
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvfs.meta.contract import Blob, ChunkInfo, Inode
@@ -29,9 +30,9 @@ _INTENT = struct.Struct(">16sH")
 
 pack_native = _NATIVE.pack
 pack_ordered = _ORDERED.pack
-unpack_dirent = _DIRENT.unpack
 
 ROOT_DIRENT_KEY = pack_ordered(0)  # the root's own entry, so that b"" resolves like any path
+NO_DIRENT = _DIRENT.pack(0, 0)
 NO_DIRECTORY = pack_ordered(2**64 - 1)  # stands for a directory that does not exist
 
 
@@ -110,6 +111,21 @@ def encode_dirent(inode: Inode) -> bytes:
     """Inode number, and size plus one of a published regular file, else 0: what a batch look-up
     wants, so that it need not fetch the inode."""
     return _DIRENT.pack(inode.ino, inode.size_bytes + 1 if inode.digest else 0)
+
+
+def dirent_ino(raw: bytes) -> int:
+    """The inode number of a packed directory entry."""
+    return int.from_bytes(raw[:8], "little")
+
+
+def entries_prefix(raw: bytes) -> bytes:
+    """Where the entries begin of the directory that a packed directory entry names."""
+    return raw[7::-1]
+
+
+def unpack_dirents(raws: Sequence[bytes]) -> tuple[int, ...]:
+    """The fields of many packed directory entries, all in a row: number, size field, number, ..."""
+    return struct.unpack(f"<{2 * len(raws)}Q", b"".join(raws))
 
 
 def name_key(ino: int, parent: int, name: bytes) -> bytes:

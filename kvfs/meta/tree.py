@@ -27,10 +27,15 @@ _TYPES = {
 }  # fmt: skip
 
 
-def split_path(path: bytes) -> list[bytes]:
-    """The names of a path from the root, checked; empty parts count for nothing."""
+def check_path(path: bytes) -> None:
+    """Refuse a path that is too long."""
     if len(path) > PATH_BYTES_MAX:
         raise NamespaceError(errno.ENAMETOOLONG, path)
+
+
+def split_path(path: bytes) -> list[bytes]:
+    """The names of a path from the root, checked; empty parts count for nothing."""
+    check_path(path)
     names = [name for name in path.split(b"/") if name]
     for name in names:
         check_name(name)
