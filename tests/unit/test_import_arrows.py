@@ -1,0 +1,182 @@
+"""Imports flow one way: what may import what, read from the source."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("kvfs", "mount", "gpu_bridge")
+
+# Decisions, formats and words: no I/O, no clock, no chance, and nothing of ours that has them.
+PURE = {
+    "kvfs.errors",
+    "kvfs.config",
+    "kvfs.configs",
+    "kvfs.names",
+    "kvfs.chunk",
+    "kvfs.wire",
+    "kvfs.schedule",
+    "kvfs.evict",
+    "kvfs.meta.contract",
+    "kvfs.meta.records",
+}
+IMPURE = {
+    "asyncio", "lmdb", "multiprocessing", "pyfuse3", "random", "select", "selectors",
+    "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "torch", "trio",
+    "zmq",
+}  # fmt: skip
+
+# The command composes everything, but only when it runs: inside functions.
+COMPOSERS = {"kvfs.cli", "kvfs.operate", "kvfs.doctor"}
+
+# Packages with one home.
+HOMES = {
+    "zmq": ("kvfs.peers",),
+    "lmdb": ("kvfs.meta",),
+    "redis": ("kvfs.meta",),
+    "pyfuse3": ("mount",),
+    "torch": ("gpu_bridge",),
+    "vllm": ("gpu_bridge",),
+    "lmcache": ("gpu_bridge",),
+    "rich": ("kvfs",),
+}
+
+# What an engine process and every command load first: it must not pull these in, not even through
+# another module of ours.
+LIGHT = ("kvfs.client", "kvfs.cli", "kvfs.configs", "kvfs.chunk")
+HEAVY = {"trio", "lmdb", "torch", "pyfuse3", "zmq", "vllm", "lmcache", "rich", "numpy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """One import statement's target, as a full module name."""
+
+    source: str
+    target: str
+    is_lazy: bool  # inside a function, or only for type checkers
+
+    @property
+    def package(self) -> str:
+        return self.target.split(".", 1)[0]
+
+
+def read_modules() -> dict[str, Path]:
+    modules = {}
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            modules[name.removesuffix(".__init__")] = file
+    return modules
+
+
+MODULES = read_modules()
+
+
+def arrows_of(module: str) -> Iterator[Arrow]:
+    file = MODULES[module]
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    yield from _walk(tree, module, package, is_lazy=False)
+
+
+def _walk(node: ast.AST, module: str, package: str, *, is_lazy: bool) -> Iterator[Arrow]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Arrow(module, alias.name, is_lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            if child.level:
+                above = package.split(".")[: len(package.split(".")) - child.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in child.names:
+                full = f"{base}.{alias.name}"
+                yield Arrow(module, full if full in MODULES else base, is_lazy)
+        else:
+            lazy = is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            lazy = lazy or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
+            yield from _walk(child, module, package, is_lazy=lazy)
+
+
+ARROWS = [arrow for module in MODULES for arrow in arrows_of(module)]
+
+
+def is_in(module: str, homes: tuple[str, ...]) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def show(arrows: list[Arrow]) -> str:
+    return "; ".join(f"{arrow.source} imports {arrow.target}" for arrow in arrows)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(ARROWS) > 50
+    assert any(a.source == "kvfs.client" and a.target == "kvfs.errors" for a in ARROWS)
+    assert any(a.source == "kvfs.operate" and a.package == "mount" and a.is_lazy for a in ARROWS)
+
+
+def test_mount_and_bridge_do_not_know_each_other() -> None:
+    wrong = [a for a in ARROWS if {a.source.split(".", 1)[0], a.package} == {"mount", "gpu_bridge"}]
+    assert not wrong, show(wrong)
+
+
+def test_the_store_knows_neither_mount_nor_bridge() -> None:
+    upward = [
+        a for a in ARROWS if a.source.startswith("kvfs") and a.package in ("mount", "gpu_bridge")
+    ]
+    wrong = [a for a in upward if not (a.is_lazy and a.source in COMPOSERS)]
+    assert not wrong, show(wrong)
+
+
+@pytest.mark.parametrize("module", sorted(PURE & MODULES.keys()))
+def test_pure_modules_import_only_pure_ones(module: str) -> None:
+    wrong = [
+        a
+        for a in arrows_of(module)
+        if a.package in IMPURE or (a.package in PACKAGES and a.target not in PURE)
+    ]
+    # A package's own __init__ runs before its modules, and must then be as pure.
+    wrong = [a for a in wrong if a.target not in ("kvfs", "kvfs.meta")]
+    assert not wrong, show(wrong)
+
+
+@pytest.mark.parametrize("package", ["kvfs", "kvfs.meta"])
+def test_package_heads_import_nothing(package: str) -> None:
+    assert [a.target for a in arrows_of(package)] == []
+
+
+@pytest.mark.parametrize("package", sorted(HOMES))
+def test_packages_with_one_home(package: str) -> None:
+    homes = (*HOMES[package], "kvfs.doctor")  # which looks whether they are installed
+    wrong = [a for a in ARROWS if a.package == package and not is_in(a.source, homes)]
+    assert not wrong, show(wrong)
+
+
+def test_trio_stays_with_the_owner() -> None:
+    """The client, the shell and the bridge are for processes that run no event loop."""
+    loop_free = ("kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "gpu_bridge")
+    wrong = [a for a in ARROWS if a.package == "trio" and is_in(a.source, loop_free)]
+    assert not wrong, show(wrong)
+
+
+@pytest.mark.parametrize("module", [name for name in LIGHT if name in MODULES])
+def test_what_everyone_loads_is_light(module: str) -> None:
+    seen: set[str] = set()
+    heavy: list[Arrow] = []
+    todo = [module]
+    while todo:
+        current = todo.pop()
+        if current in seen or current not in MODULES:
+            continue
+        seen.add(current)
+        for arrow in arrows_of(current):
+            if arrow.is_lazy:
+                continue
+            if arrow.package in HEAVY:
+                heavy.append(arrow)
+            todo.append(arrow.target)
+    assert not heavy, show(heavy)
