@@ -3,9 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from kvfs import __version__
+
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # argparse has no public name for it
 
 USAGE_ERROR = 2
 PREFIX_LINES = 200  # of `kvfs prefixes` unless --limit says otherwise
@@ -63,14 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_running(commands)
+    _add_config(commands)
     _add_looking(commands)
     _add_changing(commands)
     return parser
 
 
-def _add(
-    commands: "argparse._SubParsersAction[_Parser]", name: str, text: str, epilog: str = ""
-) -> argparse.ArgumentParser:
+def _add(commands: Commands, name: str, text: str, epilog: str = "") -> _Parser:
     return commands.add_parser(
         name,
         help=text,
@@ -80,13 +81,13 @@ def _add(
     )
 
 
-def _add_store(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_store(parser: _Parser) -> _Parser:
     parser.add_argument("--store", type=Path, metavar="DIR", help="the store's (first) directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
-def _add_node(parser: argparse.ArgumentParser) -> None:
+def _add_node(parser: _Parser) -> None:
     parser.add_argument(
         "--store",
         dest="stores",
@@ -104,7 +105,7 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_running(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_running(commands: Commands) -> None:
     parser = _add(
         commands,
         "mount",
@@ -143,17 +144,34 @@ def _add_running(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_store(parser)
 
 
-def _add_tokenizer(parser: argparse.ArgumentParser, purpose: str) -> None:
+def _add_config(commands: Commands) -> None:
+    parser = _add(commands, "config", "print what makes vLLM or LMCache use a store")
+    engines = parser.add_subparsers(dest="engine", metavar="vllm|lmcache", required=True)
+    for name, text in (
+        ("vllm", "print the command of a vLLM server that keeps its KV cache in a store"),
+        ("lmcache", "print the commands of an LMCache server on a mount, and of vLLM with it"),
+    ):
+        parser = _add(engines, name, text)
+        parser.add_argument("--store", type=Path, metavar="DIR", help="the store's directory")
+        parser.add_argument("--model", metavar="M", help="the model to serve")
+    parser.add_argument("--mountpoint", type=Path, metavar="DIR", help="default: the only mount")
+    parser.add_argument("--port", type=_count, metavar="N", help="of the LMCache server")
+    parser.add_argument(
+        "--adapter", choices=("fs", "fs_native"), default="fs_native", help="fs_native: the faster"
+    )
+
+
+def _add_tokenizer(parser: _Parser, purpose: str) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help=f"holds the model's tokenizer.json, {purpose}"
     )
 
 
-def _add_path(parser: argparse.ArgumentParser, nargs: str, text: str) -> None:
+def _add_path(parser: _Parser, nargs: str, text: str) -> None:
     parser.add_argument("paths", nargs=nargs, metavar="PATH", help=text)
 
 
-def _add_looking(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_looking(commands: Commands) -> None:
     add = _add_store
     add(_add(commands, "status", "show the node, its room and its counters"))
 
@@ -217,7 +235,7 @@ def _one_path(text: str) -> list[str]:
     return [text]
 
 
-def _add_changing(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_changing(commands: Commands) -> None:
     add = _add_store
     for name, text in (
         ("pin", "protect files from eviction"),

@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(words)
     name = f"kvfs {arguments.command}"
     try:
-        code = _COMMANDS[arguments.command](arguments)
+        code = COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -207,12 +207,28 @@ def _doctor(arguments: Arguments) -> int:
     return operate.doctor(store, sys.stdout, is_json=arguments.json)
 
 
-_COMMANDS: dict[str, Run] = {
+def _config(arguments: Arguments) -> int:
+    from kvfs import operate
+
+    if arguments.engine == "vllm":
+        return operate.print_vllm_config(arguments.store, arguments.model, sys.stdout)
+    return operate.print_lmcache_config(
+        arguments.store,
+        arguments.mountpoint,
+        arguments.model,
+        port=arguments.port,
+        adapter=arguments.adapter,
+        out=sys.stdout,
+    )
+
+
+COMMANDS: dict[str, Run] = {
     "mount": _mount,
     "umount": _umount,
     "serve": _serve,
     "init": _init,
     "doctor": _doctor,
+    "config": _config,
     "status": _with_session(_status),
     "ls": _with_session(_ls),
     "show": _with_session(_show),

@@ -11,16 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvfs.errors import InvalidInput
-from kvfs.names import join_key
-from kvfs.prefixes import (
-    ChunkSource,
-    Namespace,
-    Part,
-    Position,
-    TreeWalk,
-    count_chunks,
-    read_positions,
-)
+from kvfs.namespaces import Namespace, Part, count_chunks
+from kvfs.prefixes import ChunkSource, Position, TreeWalk, keys_of, read_positions
 
 TOKEN_ID_MAX = 2**32 - 1
 TOKENS_MAX = 16 * 1024 * 1024
@@ -201,4 +193,4 @@ class _Follower:
         return tuple(best)
 
     def _keys(self, position: Position) -> list[bytes]:
-        return [join_key(position.stem, group, shard) for group, shard in sorted(self._parts)]
+        return keys_of(position.stem, sorted(self._parts))

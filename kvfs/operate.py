@@ -8,12 +8,13 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from kvfs.config import Config, load_config, parse_config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.locate import CONFIG_NAME, Mounted, is_store
+from kvfs.locate import CONFIG_NAME, Mounted, is_store, locate
 
 LOG_BYTES_MAX = 8 * 1024 * 1024  # of node.log; one older file of that size is kept
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -52,8 +53,10 @@ CONFIG_TEMPLATE = """\
 
 def find_mounted() -> Sequence[Mounted]:
     """The running kvfs mounts of this machine."""
-    from mount.point import find_mounts
-
+    try:
+        from mount.point import find_mounts
+    except ImportError:  # installed without the mount: nothing of ours can be mounted here
+        return []
     return [Mounted(Path(item.mountpoint), Path(item.store)) for item in find_mounts()]
 
 
@@ -69,9 +72,7 @@ def configure(
     else:
         home = Path(os.path.abspath(stores[0])) if stores else load_config().home
         config = _load_of_store(home, max_bytes)
-    if idle_exit_s is None:
-        return config
-    return _with_idle_exit(config, idle_exit_s)
+    return config if idle_exit_s is None else replace(config, idle_exit_s=idle_exit_s)
 
 
 def _load_of_store(home: Path, max_bytes: str | None) -> Config:
@@ -91,12 +92,6 @@ def _load_of_store(home: Path, max_bytes: str | None) -> Config:
     if config.home != home:
         raise InvalidInput(str(own), f"must name {home} as its first store, not {config.home}")
     return config
-
-
-def _with_idle_exit(config: Config, idle_exit_s: float) -> Config:
-    from dataclasses import replace
-
-    return replace(config, idle_exit_s=idle_exit_s)
 
 
 def serve(config: Config) -> int:
@@ -164,6 +159,41 @@ def init(directory: Path, out: IO[str]) -> int:
     except OSError as error:
         raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
     out.write(f"made {own}\nnext: kvfs mount MOUNTPOINT --store {home}\n")
+    return 0
+
+
+def print_vllm_config(store: Path | None, model: str | None, out: IO[str]) -> int:
+    """`kvfs config vllm`."""
+    from kvfs.configs import MODEL_PLACEHOLDER, vllm_config
+
+    out.write(vllm_config(locate(store, (), find_mounted).store, model or MODEL_PLACEHOLDER))
+    return 0
+
+
+def print_lmcache_config(
+    store: Path | None,
+    mountpoint: Path | None,
+    model: str | None,
+    *,
+    port: int | None,
+    adapter: str,
+    out: IO[str],
+) -> int:
+    """`kvfs config lmcache`."""
+    from kvfs.configs import LMCACHE_PORT, MODEL_PLACEHOLDER, lmcache_config
+
+    if mountpoint is None:
+        mountpoint = locate(store, (), find_mounted).mountpoint
+    if mountpoint is None:
+        raise InvalidInput("lmcache", "no mount is running; mount one, or name --mountpoint DIR")
+    out.write(
+        lmcache_config(
+            Path(os.path.abspath(mountpoint)),
+            model or MODEL_PLACEHOLDER,
+            port=LMCACHE_PORT if port is None else port,
+            adapter="fs" if adapter == "fs" else "fs_native",
+        )
+    )
     return 0
 
 

@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvfs.errors import InvalidInput, NamespaceError
-from kvfs.inspect import PAGE_ITEMS, Directories, list_directory
-from kvfs.meta.contract import ChunkEntry, ChunkInfo, Entry
-from kvfs.names import KV_DIRECTORY, chunk_path, join_key, parse_namespace, split_key
+from kvfs.errors import InvalidInput
+from kvfs.inspect import PAGE_ITEMS, Directories
+from kvfs.meta.contract import ChunkEntry, ChunkInfo
+from kvfs.names import chunk_key, chunk_path, parse_key
+from kvfs.namespaces import Namespace, Part, list_chunks
 
 SIBLINGS_BLOCK = 256  # runs that are followed together
 CHILDREN_FIRST = 16  # children of each in its first answer; more come in pages
 CHILDREN_MAX = 65_536  # of one position; beyond that the tree is cut
-
-Part = tuple[int, int]  # KV group, shard
 
 
 class ChunkSource(Directories, Protocol):
@@ -37,104 +36,12 @@ class ChunkSource(Directories, Protocol):
     def chunk(self, path: bytes) -> ChunkInfo | None: ...
 
 
-# Namespaces ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Namespace:
-    """The chunks of one model under one fingerprint."""
-
-    path: bytes  # kv/<model>@<fingerprint>
-    model: str
-    fingerprint: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}@{self.fingerprint}"
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What a namespace holds, from the names of its files alone."""
-
-    files: int
-    size_bytes: int
-    parts: frozenset[Part]
-
-
-def find_namespaces(source: ChunkSource) -> list[Namespace]:
-    """All namespaces of a store; none when no chunk was ever stored."""
-    try:
-        entries = list(list_directory(source, KV_DIRECTORY))
-    except NamespaceError:
-        return []
-    found = []
-    for entry in entries:
-        path = KV_DIRECTORY + b"/" + entry.name
-        parsed = parse_namespace(path) if entry.inode.is_directory else None
-        if parsed is not None:
-            found.append(Namespace(path, *parsed))
-    return found
-
-
-def choose_namespaces(namespaces: Sequence[Namespace], word: str) -> list[Namespace]:
-    """The namespaces that a person means: a model, a directory's name, or a unique start of either.
-
-    Raises `InvalidInput` when there is none, or when a start fits several models.
-    """
-    word = word.strip("/").removeprefix("kv/")
-    for chosen in (
-        [space for space in namespaces if word in (space.model, space.name, _directory(space))],
-        [space for space in namespaces if _starts(space, word)],
-    ):
-        models = sorted({space.model for space in chosen})
-        if len(models) == 1:
-            return chosen
-        if models:
-            raise InvalidInput(word, f"fits several models: {', '.join(models)}; say more of one")
-    known = ", ".join(sorted({space.model for space in namespaces})) or "none"
-    raise InvalidInput(word, f"no chunks of such a model; cached models: {known}")
-
-
-def _directory(space: Namespace) -> str:
-    return space.path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
-
-
-def _starts(space: Namespace, word: str) -> bool:
-    base = space.model.rpartition("/")[2]
-    return any(name.startswith(word) for name in (space.name, _directory(space), base))
-
-
-def list_chunks(source: ChunkSource, space: Namespace) -> Iterator[tuple[bytes, Part, Entry]]:
-    """Every published file of a namespace whose name is a chunk's: its path, part and entry."""
-    for fan_out in list_directory(source, space.path):
-        if not fan_out.inode.is_directory:
-            continue
-        directory = space.path + b"/" + fan_out.name
-        try:
-            for entry in list_directory(source, directory):
-                parsed = split_key(entry.name.removesuffix(b".safetensors"))
-                if parsed is not None and entry.inode.is_published:
-                    yield directory + b"/" + entry.name, parsed[1:], entry
-        except NamespaceError:  # removed since it was listed
-            continue
-
-
-def count_chunks(source: ChunkSource, space: Namespace) -> Census:
-    """Count a namespace's files; one pass over its directories."""
-    files = size_bytes = 0
-    parts = set()
-    for _, part, entry in list_chunks(source, space):
-        files += 1
-        size_bytes += entry.inode.size_bytes
-        parts.add(part)
-    return Census(files, size_bytes, frozenset(parts))
-
-
 # Positions ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Position:
     """One place in a prompt: the chunk files that hold it."""
 
-    stem: bytes  # of the keys: the engine's prefix hash
+    stem: bytes  # what its keys have in common: the engine's hash of the last block
     token_start: int
     token_end: int
     entries: tuple[ChunkEntry, ...]
@@ -196,8 +103,16 @@ def _merge(entries: Iterable[ChunkEntry]) -> list[Position]:
 
 
 def _stem(key: bytes) -> bytes:
-    parsed = split_key(key)
-    return key if parsed is None else parsed[0]
+    """The block hash in a key; a key that no engine of ours made stands for itself."""
+    try:
+        return parse_key(key.decode("ascii", "replace"))[0]
+    except InvalidInput:
+        return key
+
+
+def keys_of(stem: bytes, parts: Iterable[Part]) -> list[bytes]:
+    """The keys of all chunk files that a position may have."""
+    return [chunk_key(stem, group, shard).encode() for group, shard in parts]
 
 
 class InodeSet:
@@ -237,6 +152,7 @@ class Run:
     pinned: int = 0
     branches: int = 0  # positions that continue the last one; 0 at the end of a prompt
     below_positions: int = 0  # in the branches, where they are not shown themselves
+    below_files: int = 0
     below_bytes: int = 0
     number: int = 0  # from 1, as they are yielded
     parent: int = 0  # number of the run that this one continues, 0 at a root
@@ -295,7 +211,7 @@ class TreeWalk:
             self.reached.add(entry.inode.ino)
 
     def _keys(self, stem: bytes) -> list[bytes]:
-        return [join_key(stem, group, shard) for group, shard in self._sorted_parts]
+        return keys_of(stem, self._sorted_parts)
 
     def _missing_parent(self, path: bytes) -> bytes:
         """Follow parents upwards to the one that is not there. b"" when all are: a chunk that came
@@ -312,7 +228,7 @@ class TreeWalk:
         return b""
 
     def _find_file(self, stem: bytes) -> bytes | None:
-        paths = [chunk_path(self._space.path, key) for key in self._keys(stem)]
+        paths = [chunk_path(self._space.path, key.decode()) for key in self._keys(stem)]
         for path in paths:
             inode = self._source.stat(path)
             if inode is not None and inode.is_published:
@@ -347,6 +263,7 @@ class TreeWalk:
         serial = self._serial
         for below in self._walk(self._continue(run), None):
             run.below_positions += below.positions
+            run.below_files += below.files
             run.below_bytes += below.size_bytes
             run.used_ns = max(run.used_ns, below.used_ns)
         self._serial = serial

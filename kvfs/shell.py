@@ -26,7 +26,7 @@ from kvfs.inspect import (
 )
 from kvfs.locate import Place
 from kvfs.meta.contract import Inode
-from kvfs.prefixes import estimate_chunks, find_namespaces
+from kvfs.namespaces import estimate_chunks, find_namespaces
 from kvfs.progress import Progress, no_progress
 from kvfs.render import (
     age_text,
@@ -215,14 +215,13 @@ def ls(session: Session, *, is_long: bool) -> int:
     """`kvfs ls`."""
     path = session.place.paths[0]
     top = find(session.client, path)
+    found: Iterator[Found] = iter([top])
     if top.inode.is_directory:
         prefix = path + b"/" if path else b""
         found = (
             Found(prefix + entry.name, entry.inode)
             for entry in list_directory(session.client, path)
         )
-    else:
-        found = iter([top])
     if session.is_json:
         items = (
             {"name": escape(item.path.rpartition(b"/")[2]), **inode_document(item.path, item.inode)}

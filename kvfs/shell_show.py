@@ -1,0 +1,147 @@
+"""`kvfs show`: everything about one file."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from kvfs.chunk import ChunkHeader
+from kvfs.client import Client
+from kvfs.errors import Corrupt
+from kvfs.headers import read_header
+from kvfs.inspect import FileFacts, describe
+from kvfs.render import count_text, escape, facts, mode_text, size_text, table, write_json
+from kvfs.shell import Session, inode_document
+
+SAME_BYTES_SHOWN = 10
+
+
+def look_at_header(client: Client, path: bytes) -> ChunkHeader | None:
+    """The header of a chunk file; None when the file is gone or no chunk. Looking is no use."""
+    (file,) = client.open([path], is_use=False)
+    if file is None:
+        return None
+    with file:
+        try:
+            return read_header(file.fd, file.size_bytes)
+        except Corrupt:
+            return None
+
+
+def show(session: Session, word: str) -> int:
+    """`kvfs show PATH|DIGEST`."""
+    found = describe(session.client, session.place.paths[0], word)
+    header = look_at_header(session.client, found.path) if found.inode.is_published else None
+    directories = session.client.status()["directories"]
+    place = None
+    if found.blob is not None and found.blob.directory < len(directories):
+        place = directories[found.blob.directory].get("path")
+    if session.is_json:
+        write_json(session.out, _document(found, header, place))
+    else:
+        session.lines(_lines(session, found, header, place))
+    return 0
+
+
+def _blob_file(found: FileFacts, place: str) -> str:
+    name = found.inode.digest.hex()
+    return os.path.join(place, "blobs", name[:2], name[2:4], name)
+
+
+def _document(found: FileFacts, header: ChunkHeader | None, place: str | None) -> dict[str, Any]:
+    blob, info = found.blob, found.chunk
+    return {
+        **inode_document(found.path, found.inode),
+        "blob": blob
+        and {
+            "directory": place,
+            "file": place and _blob_file(found, place),
+            "size_bytes": blob.size_bytes,
+            "allocated_bytes": blob.allocated_bytes,
+            "references": blob.references,
+        },
+        "same_bytes": ["/" + escape(path) for path in found.same_bytes],
+        "chunk": info
+        and {
+            "key": escape(info.key),
+            "parent": escape(info.parent) or None,
+            "token_start": info.token_start,
+            "token_end": info.token_end,
+            "group": info.group,
+            "shard": info.shard,
+            "tokens_digest": info.tokens_digest.hex() or None,
+        },
+        "header": header and _header_document(header),
+    }
+
+
+def _header_document(header: ChunkHeader) -> dict[str, Any]:
+    return {
+        "model": header.model,
+        "fingerprint": header.fingerprint,
+        "engine": header.engine,
+        "payload_digest": header.payload_digest.hex(),
+        "payload_bytes": header.payload_bytes,
+        "tokens_stored": header.tokens is not None,
+        "tensors": [
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "size_bytes": tensor.size_bytes,
+            }
+            for tensor in header.tensors
+        ],
+    }
+
+
+def _lines(
+    session: Session, found: FileFacts, header: ChunkHeader | None, place: str | None
+) -> Iterator[str]:
+    inode, blob, info = found.inode, found.blob, found.chunk
+    pairs = [
+        ("path", "/" + escape(found.path)),
+        ("type", inode_document(found.path, inode)["type"]),
+        ("mode", f"{mode_text(inode.mode)}, owner {inode.uid}:{inode.gid}"),
+        ("inode", f"{inode.ino}, {count_text(inode.nlink, 'name')}"),
+        ("size", f"{size_text(inode.size_bytes)} ({inode.size_bytes:,} bytes)"),
+        ("modified", session.ago(inode.mtime_ns)),
+        ("last used", session.ago(inode.used_ns)),
+        ("pinned", "yes" if inode.pinned else "no"),
+    ]
+    if inode.target:
+        pairs.append(("points to", escape(inode.target)))
+    if inode.is_regular:
+        pairs.append(("digest", inode.digest.hex() or "none: still being written"))
+    if blob is not None:
+        where = "a directory that is missing" if place is None else _blob_file(found, place)
+        pairs.append(("blob", escape(os.fsencode(where))))
+        pairs.append(("on disk", size_text(blob.allocated_bytes)))
+    for path in found.same_bytes[:SAME_BYTES_SHOWN]:
+        pairs.append(("same bytes", "/" + escape(path)))
+    if len(found.same_bytes) > SAME_BYTES_SHOWN:
+        pairs.append(("same bytes", f"and {len(found.same_bytes) - SAME_BYTES_SHOWN} more"))
+    if info is not None:
+        pairs += [
+            ("chunk", f"tokens {info.token_start}-{info.token_end}"),
+            ("group, shard", f"{info.group}, {info.shard}"),
+            ("key", escape(info.key)),
+            ("parent", escape(info.parent) or "none: starts a prompt"),
+        ]
+    if header is not None:
+        pairs += [
+            ("model", f"{header.model}, fingerprint {header.fingerprint}"),
+            ("engine", header.engine),
+            ("token ids", "stored" if header.tokens is not None else "not stored"),
+            ("payload", f"{size_text(header.payload_bytes)}, digest {header.payload_digest.hex()}"),
+        ]
+    yield from facts(pairs)
+    if header is not None and header.tensors:
+        yield ""
+        yield from table(
+            [["tensor", "dtype", "shape", "size"]]
+            + [
+                [t.name, t.dtype, "x".join(map(str, t.shape)) or "scalar", size_text(t.size_bytes)]
+                for t in header.tensors
+            ],
+            right=(3,),
+        )

@@ -1,0 +1,130 @@
+"""The doctor's findings from what a machine says."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs import doctor
+from kvfs.doctor import Level
+from kvfs.locate import Mounted
+
+
+@pytest.mark.parametrize(
+    ("release", "level"),
+    [
+        ("6.18.44-fc", Level.OK),
+        ("6.9.0", Level.OK),
+        ("6.8.12-generic", Level.WARN),
+        ("5.15", Level.WARN),
+        ("10.0", Level.OK),
+        ("odd", Level.WARN),
+    ],
+)
+def test_kernel(release: str, level: Level) -> None:
+    assert doctor.check_kernel(release).level is level
+
+
+def test_every_warning_says_what_to_do(tmp_path: Path) -> None:
+    findings = [
+        doctor.check_kernel("5.4"),
+        doctor.check_page_size(65_536),
+        doctor.check_fuse_device(tmp_path / "fuse"),
+        doctor.check_fusermount(None, is_root=False),
+        doctor.check_open_files((256, 256)),
+        doctor.check_file_system("nfs4"),
+        *doctor.check_store(tmp_path / "absent"),
+    ]
+    assert all(finding.level is not Level.OK and finding.advice for finding in findings)
+
+
+def test_fusermount_is_for_people_who_are_not_root() -> None:
+    assert doctor.check_fusermount(None, is_root=True).level is Level.OK
+    assert doctor.check_fusermount(None, is_root=False).level is Level.FAIL
+    assert doctor.check_fusermount("/bin/fusermount3", is_root=False).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("hard", "level"),
+    [(-1, Level.OK), (1_048_576, Level.OK), (4096, Level.WARN), (512, Level.FAIL)],
+)
+def test_open_files(hard: int, level: Level) -> None:
+    assert doctor.check_open_files((hard, hard)).level is level
+
+
+def test_capability(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nCapEff:\t0000000000200000\n")
+    assert doctor.has_sys_admin(status)
+    status.write_text("CapEff:\t00000000000fffff\n")
+    assert not doctor.has_sys_admin(status)
+    assert not doctor.has_sys_admin(tmp_path / "absent")
+
+
+def test_file_system_is_the_last_mounted_on_the_device(tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(
+        f"1 0 0:99 / / rw - ext4 /dev/x rw\n2 1 {number} / /a rw shared:1 - xfs /dev/y rw\nodd\n"
+    )
+    assert doctor.file_system_of(tmp_path, mountinfo) == "xfs"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store.json").write_text("{}")
+    (tmp_path / "staging").mkdir()
+    return tmp_path
+
+
+def levels(findings: Iterator[doctor.Finding]) -> dict[str, Level]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def test_a_stopped_store_is_fine(store: Path) -> None:
+    found = levels(doctor.check_store(store))
+    assert found["store"] is found["writing"] is found["node"] is found["staging"] is Level.OK
+    assert sorted(item.name for item in store.iterdir()) == ["staging", "store.json"]
+
+
+def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
+    (store / "staging" / "a.b.1").touch()
+    assert levels(doctor.check_store(store))["staging"] is Level.WARN
+    assert doctor.check_staging(store, is_running=True).level is Level.OK
+
+
+def test_a_socket_that_nobody_listens_on_is_left_over(store: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(store / "node.sock"))
+    is_running, finding = doctor.check_node(store)
+    assert (is_running, finding.level) == (False, Level.OK)
+    assert "left over" in finding.found
+
+
+def test_a_listening_socket_is_a_running_node(store: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(store / "node.sock"))
+        listener.listen()
+        is_running, finding = doctor.check_node(store)
+    assert (is_running, finding.level) == (True, Level.OK)
+
+
+def test_a_file_in_the_sockets_place_is_a_failure(store: Path) -> None:
+    (store / "node.sock").touch()
+    assert doctor.check_node(store)[1].level is Level.FAIL
+
+
+def test_a_mount_that_answers_is_fine_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+    mounts = [Mounted(tmp_path, Path("/s")), Mounted(tmp_path / "absent", Path("/s"))]
+    found = list(doctor.check_mounts(lambda: mounts))
+    assert [item.level for item in found] == [Level.OK, Level.WARN]
+
+
+def test_versions() -> None:
+    assert doctor.parse_version("3.17.2") == (3, 17, 2)
+    assert doctor.parse_version("3.17.x") == (3, 17)
+    assert doctor.parse_version("") == ()
+    assert doctor.installed_version("no-such-distribution-anywhere") is None

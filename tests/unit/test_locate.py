@@ -1,0 +1,87 @@
+"""Which store and which paths a command means."""
+
+from pathlib import Path
+
+import pytest
+
+from kvfs.errors import InvalidInput
+from kvfs.locate import Mounted, Place, is_store, locate
+
+ONE = Mounted(Path("/mnt/one"), Path("/stores/one"))
+TWO = Mounted(Path("/mnt/two"), Path("/stores/two"))
+INNER = Mounted(Path("/mnt/one/inner"), Path("/stores/inner"))
+
+
+def place(*paths: str, store: str | None = None, mounts: tuple[Mounted, ...] = ()) -> Place:
+    chosen = None if store is None else Path(store)
+    return locate(chosen, paths, lambda: mounts, lambda: Path("/var/lib/kvfs"))
+
+
+def test_nothing_said_and_nothing_mounted_is_the_default_store() -> None:
+    assert place("kv") == Place(Path("/var/lib/kvfs"), (b"kv",))
+
+
+def test_the_only_mount_is_meant() -> None:
+    assert place("/kv/a", mounts=(ONE,)) == Place(ONE.store, (b"kv/a",), ONE.mountpoint)
+
+
+def test_a_path_in_a_mount_says_which_and_is_stripped() -> None:
+    found = place("/mnt/two/kv/../x", "/mnt/two", mounts=(ONE, TWO))
+    assert found == Place(TWO.store, (b"x", b""), TWO.mountpoint)
+
+
+def test_a_name_that_only_begins_like_a_mount_is_not_in_it() -> None:
+    found = place("/mnt/one-more/x", store="/stores/one", mounts=(ONE,))
+    assert found.paths == (b"mnt/one-more/x",)
+
+
+def test_the_innermost_mount_holds_a_path() -> None:
+    assert place("/mnt/one/inner/x", mounts=(ONE, INNER)) == Place(
+        INNER.store, (b"x",), INNER.mountpoint
+    )
+
+
+def test_a_relative_path_counts_from_the_working_directory_in_a_mount(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    here = Mounted(tmp_path, Path("/stores/here"))
+    assert place("a", ".", mounts=(here,)).paths == (b"sub/a", b"sub")
+    assert place("a", "/", mounts=(ONE,)).paths == (b"a", b"")
+
+
+def test_store_wins_over_mounts() -> None:
+    assert place("x", store="/stores/none", mounts=(ONE, TWO)) == Place(
+        Path("/stores/none"), (b"x",)
+    )
+    assert place("/mnt/one/x", store="/stores/one", mounts=(ONE, TWO)) == Place(
+        ONE.store, (b"x",), ONE.mountpoint
+    )
+
+
+def test_several_mounts_and_no_hint_is_an_error_that_lists_them() -> None:
+    with pytest.raises(InvalidInput, match=r"/mnt/one .*/mnt/two .*--store"):
+        place("x", mounts=(ONE, TWO))
+
+
+def test_paths_of_two_stores_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="several mounts"):
+        place("/mnt/one/x", "/mnt/two/x", mounts=(ONE, TWO))
+    with pytest.raises(InvalidInput, match="not in --store"):
+        place("/mnt/one/x", store="/stores/two", mounts=(ONE, TWO))
+
+
+def test_bytes_that_are_no_text_survive() -> None:
+    assert place("/mnt/one/\udcff\n", mounts=(ONE,)).paths == (b"\xff\n",)
+
+
+def test_dots_never_leave_the_namespace() -> None:
+    assert place("../../x", "//x//y/.", mounts=()).paths == (b"x", b"x/y")
+
+
+def test_what_a_store_is(tmp_path: Path) -> None:
+    assert not is_store(tmp_path / "absent")
+    assert not is_store(tmp_path)
+    (tmp_path / "kvfs.toml").touch()
+    assert is_store(tmp_path)
