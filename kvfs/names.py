@@ -23,7 +23,7 @@ FINGERPRINT_BYTES_MAX = 64
 MODEL_BYTES_MAX = 1024
 
 _KEY = re.compile(r"([0-9a-f]{2,128})-g(0|[1-9][0-9]{0,4})-s(0|[1-9][0-9]{0,4})")
-_is_key = _KEY.fullmatch
+_match_key = _KEY.fullmatch
 _FINGERPRINT = re.compile(rf"[0-9A-Za-z._-]{{1,{FINGERPRINT_BYTES_MAX}}}")
 _MUST_ENCODE = re.compile(rb"[\x00-\x1f\x7f%/@]|\A\.")
 _ENCODED = re.compile(rb"%([0-9A-F]{2})")
@@ -149,7 +149,7 @@ def chunk_key(block_hash: bytes, group: int, shard: int) -> str:
 
 def parse_key(key: str) -> tuple[bytes, int, int] | None:
     """Block hash, group and shard of a key; None for what `chunk_key` does not write."""
-    found = _is_key(key)
+    found = _match_key(key)
     if found is None:
         return None
     digits, group, shard = found[1], int(found[2]), int(found[3])
@@ -163,7 +163,7 @@ def chunk_path(namespace: bytes, key: str) -> bytes:
 
     Raises `InvalidInput` for text that could name another place. In an engine's look-up: 1 us.
     """
-    if _is_key(key) is None:
+    if _match_key(key) is None:
         raise InvalidInput(f"key {key[:80]!r}", "must be <hash in hex>-g<group>-s<shard>")
     name = key.encode()
     return b"%b/%b/%b.safetensors" % (namespace, name[:2], name)
