@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.inspect import Directories, list_directory
 from kvfs.meta.contract import Entry
-from kvfs.names import CHUNK_ROOT, parse_chunk_path, parse_key, split_namespace
+from kvfs.names import KV_DIRECTORY, parse_chunk_path, parse_key, split_namespace
 
 ESTIMATE_FILES = 20_000  # counted exactly before `estimate_chunks` extrapolates
 
@@ -39,12 +39,12 @@ class Census:
 def find_namespaces(source: Directories) -> list[Namespace]:
     """All namespaces of a store; none when no chunk was ever stored."""
     try:
-        entries = list(list_directory(source, CHUNK_ROOT))
+        entries = list(list_directory(source, KV_DIRECTORY))
     except NamespaceError:
         return []
     found = []
     for entry in entries:
-        path = CHUNK_ROOT + b"/" + entry.name
+        path = KV_DIRECTORY + b"/" + entry.name
         parsed = split_namespace(path) if entry.inode.is_directory else None
         if parsed is not None:
             found.append(Namespace(path, *parsed))
@@ -96,10 +96,10 @@ def _list_fan_out(source: Directories, directory: bytes) -> Iterator[tuple[bytes
     try:
         for entry in list_directory(source, directory):
             path = directory + b"/" + entry.name
-            parsed = parse_chunk_path(path)
+            placed = parse_chunk_path(path)
+            parsed = None if placed is None else parse_key(placed[1])
             if parsed is not None and entry.inode.is_published:
-                _, group, shard = parse_key(parsed[1])
-                yield path, (group, shard), entry
+                yield path, parsed[1:], entry
     except NamespaceError:  # removed since it was listed
         return
 

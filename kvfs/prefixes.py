@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvfs.errors import InvalidInput
 from kvfs.inspect import PAGE_ITEMS, Directories
 from kvfs.meta.contract import ChunkEntry, ChunkInfo
 from kvfs.names import chunk_key, chunk_path, parse_key
@@ -95,19 +94,17 @@ def _merge(entries: Iterable[ChunkEntry]) -> list[Position]:
     places: dict[tuple[bytes, int, int], list[ChunkEntry]] = {}
     for entry in entries:
         info = entry.info
-        place = (_stem(info.key), info.token_start, info.token_end)
-        places.setdefault(place, []).append(entry)
+        parsed = _parse(info.key)
+        if parsed is not None and parsed[1:] == (info.group, info.shard):
+            place = (parsed[0], info.token_start, info.token_end)
+            places.setdefault(place, []).append(entry)
     positions = [Position(*place, tuple(found)) for place, found in places.items()]
     positions.sort(key=lambda position: (-position.used_ns, position.token_end, position.stem))
     return positions
 
 
-def _stem(key: bytes) -> bytes:
-    """The block hash in a key; a key that no engine of ours made stands for itself."""
-    try:
-        return parse_key(key.decode("ascii", "replace"))[0]
-    except InvalidInput:
-        return key
+def _parse(key: bytes) -> tuple[bytes, int, int] | None:
+    return parse_key(key.decode("ascii", "replace"))
 
 
 def keys_of(stem: bytes, parts: Iterable[Part]) -> list[bytes]:
@@ -217,10 +214,10 @@ class TreeWalk:
         """Follow parents upwards to the one that is not there. b"" when all are: a chunk that came
         while we looked, or one whose header contradicts its parent's."""
         info = self._source.chunk(path)
-        while info is not None and info.parent:
-            above = self._find_file(_stem(info.parent))
+        while info is not None and (parent := _parse(info.parent)) is not None:
+            above = self._find_file(parent[0])
             if above is None:
-                return _stem(info.parent)
+                return parent[0]
             before = self._source.chunk(above)
             if before is None or before.token_start >= info.token_start:
                 break

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from kvfs.chunk import ChunkHeader
+from kvfs.chunk import ChunkHeader, payload_bytes
 from kvfs.client import Client
 from kvfs.errors import Corrupt
 from kvfs.headers import read_header
@@ -79,9 +79,9 @@ def _header_document(header: ChunkHeader) -> dict[str, Any]:
         "model": header.model,
         "fingerprint": header.fingerprint,
         "engine": header.engine,
-        "payload_digest": header.payload_digest.hex(),
-        "payload_bytes": header.payload_bytes,
-        "tokens_stored": header.tokens is not None,
+        "payload_digest": header.digest.hex(),
+        "payload_bytes": payload_bytes(header),
+        "tokens_stored": header.token_ids is not None,
         "tensors": [
             {
                 "name": tensor.name,
@@ -131,8 +131,8 @@ def _lines(
         pairs += [
             ("model", f"{header.model}, fingerprint {header.fingerprint}"),
             ("engine", header.engine),
-            ("token ids", "stored" if header.tokens is not None else "not stored"),
-            ("payload", f"{size_text(header.payload_bytes)}, digest {header.payload_digest.hex()}"),
+            ("token ids", "stored" if header.token_ids is not None else "not stored"),
+            ("payload", f"{size_text(payload_bytes(header))}, digest {header.digest.hex()}"),
         ]
     yield from facts(pairs)
     if header is not None and header.tensors:
