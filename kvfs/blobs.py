@@ -29,7 +29,9 @@ from kvfs.errors import InvalidInput, Unavailable
 
 _MARK = "store.json"
 _PARTS = ("blobs", "staging", "quarantine")
-_FIXED_FILES = 9  # the store, its parts, meta with its lock and roster, the mark, a log
+_FIXED_FILES = (
+    10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
+)
 
 
 @dataclass(frozen=True, slots=True)

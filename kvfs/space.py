@@ -81,9 +81,10 @@ class Space:
         return size_bytes <= (directory.capacity_bytes() if limit is None else limit)
 
     def pick(self, size_bytes: int) -> int | None:
-        """The least busy directory that has room, else the least busy that may make some."""
+        """The least busy directory that has room, of equals the least filled, so that all devices
+        get to read and write; without room anywhere, the least busy that may make some."""
         candidates = [
-            (self.room_bytes(index) < size_bytes, load.stages, -self.room_bytes(index), index)
+            (self.room_bytes(index) < size_bytes, load.stages, self.used_bytes(index), index)
             for index, load in enumerate(self._loads)
             if self.fits_ever(index, size_bytes)
         ]

@@ -42,6 +42,7 @@ def _directory_status(node: Node, index: int) -> dict[str, Any]:
         "used_bytes": node.space.used_bytes(index),
         "blob_bytes": allocated[index] if index < len(allocated) else 0,
         "staging_bytes": node.space.staging_bytes(index),
+        "trash_bytes": node.space.trash_bytes(index),
         "quarantine_bytes": directory.quarantined_bytes,
         "meta_bytes": node.space.meta_bytes() if index == 0 else 0,
         "max_bytes": directory.limit_bytes(),
