@@ -19,7 +19,7 @@ TOKENS_MAX = 16 * 1024 * 1024
 FORKS_MAX = 64  # chains with equal tokens but other keys (a salt, an adapter) that are followed
 GAP_SEARCH_FILES_MAX = 200_000  # a larger namespace is not searched for what lies behind a gap
 
-TokensDigest = Callable[[tuple[int, ...]], bytes]
+TokensDigest = Callable[[Sequence[int]], bytes]
 
 
 class End(enum.Enum):
@@ -144,7 +144,7 @@ class _Follower:
         self._source = source
         self._space = space
         self._parts = parts
-        self._tokens = tuple(tokens)
+        self._tokens = tokens
         self._digest_of = digest_of
         self._digests: dict[tuple[int, int], bytes] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvfs.chunk import tokens_digest
+from kvfs.chunk import digest_tokens
 from kvfs.client import Client
 from kvfs.errors import InvalidInput
 from kvfs.explain import (
@@ -223,7 +223,7 @@ def explain(
         return _complain_of_model("explain", model, known)
     with session.progress("searching"):
         found = best_first(
-            [explain_prompt(session.client, space, tokens, tokens_digest) for space in spaces]
+            [explain_prompt(session.client, space, tokens, digest_tokens) for space in spaces]
         )
     places = _Places(session.client, found)
     if session.is_json:

@@ -1,10 +1,11 @@
 """`kvfs show`: everything about one file."""
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from kvfs.chunk import ChunkHeader, payload_bytes
+from kvfs.chunk import DTYPE_BYTES, ChunkHeader, TensorSpec, payload_bytes
 from kvfs.client import Client
 from kvfs.errors import Corrupt
 from kvfs.headers import read_header
@@ -87,11 +88,15 @@ def _header_document(header: ChunkHeader) -> dict[str, Any]:
                 "name": tensor.name,
                 "dtype": tensor.dtype,
                 "shape": list(tensor.shape),
-                "size_bytes": tensor.size_bytes,
+                "size_bytes": _tensor_bytes(tensor),
             }
             for tensor in header.tensors
         ],
     }
+
+
+def _tensor_bytes(tensor: TensorSpec) -> int:
+    return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
 
 
 def _lines(
@@ -140,7 +145,12 @@ def _lines(
         yield from table(
             [["tensor", "dtype", "shape", "size"]]
             + [
-                [t.name, t.dtype, "x".join(map(str, t.shape)) or "scalar", size_text(t.size_bytes)]
+                [
+                    t.name,
+                    t.dtype,
+                    "x".join(map(str, t.shape)) or "scalar",
+                    size_text(_tensor_bytes(t)),
+                ]
                 for t in header.tensors
             ],
             right=(3,),
