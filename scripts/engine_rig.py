@@ -1,0 +1,195 @@
+"""Starts real inference servers and asks them: what benchmarks and end-to-end tests share.
+
+Every server runs in a process group of its own, logs to a file, and is gone when its `with` block
+ends. Requests go over HTTP to this machine only.
+"""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_DEADLINE_S = 180.0
+STOP_DEADLINE_S = 60.0
+REQUEST_DEADLINE_S = 120.0
+
+# A vLLM that fits a small machine without a GPU, in float32 so that outputs compare exactly.
+SMALL_CPU_OPTIONS = (
+    *("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager"),
+    *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+)
+OFFLINE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "LMCACHE_DISABLE_BANNER": "1",
+}
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prompt_tokens(count: int, seed: int) -> list[int]:
+    """Token ids that mean nothing; equal arguments give equal prompts, on every Python."""
+    rng = random.Random(seed)
+    return [300 + int(rng.random() * 3700) for _ in range(count)]
+
+
+class Server:
+    """One server process, reached over HTTP. Started by its constructor, stopped by `with`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        *,
+        binaries: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.log = log
+        path = f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}"
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [str(binaries / command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **OFFLINE, **(environment or {}), "PATH": path},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def wait_healthy(self, path: str = "/health") -> None:
+        """Return when the server answers; RuntimeError with the end of its log when it does not."""
+        end_s = time.monotonic() + START_DEADLINE_S
+        while not self._is_healthy(path):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended while it started:\n{self.log_tail()}")
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"{self.name} does not answer:\n{self.log_tail()}")
+            time.sleep(0.1)
+
+    def _is_healthy(self, path: str) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL for all that the server started. Returns when they are gone."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing of the group is left
+        self._process.wait(STOP_DEADLINE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a vLLM server said, and how long its first token took."""
+
+    first_token_s: float
+    cached_tokens: int
+    tokens: tuple[int, ...]
+
+
+def ask(server: Server, prompt: Sequence[int], *, tokens: int, model: str) -> Answer:
+    """Complete a prompt greedily. Raises RuntimeError when the server refuses."""
+    request = {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=REQUEST_DEADLINE_S)
+    try:
+        start_s = time.perf_counter()
+        connection.request(
+            "POST", "/v1/completions", json.dumps(request), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"{server.name}: {response.status} {response.read().decode()}")
+        return _read_stream(response, start_s)
+    finally:
+        connection.close()
+
+
+def _read_stream(response: http.client.HTTPResponse, start_s: float) -> Answer:
+    first_token_s = 0.0
+    cached_tokens = 0
+    tokens: list[int] = []
+    for line in response:
+        text = line.decode().strip().removeprefix("data:").strip()
+        if not text or text == "[DONE]":
+            continue
+        event = json.loads(text)
+        for choice in event.get("choices", []):
+            new = choice.get("token_ids") or []
+            if new and not tokens:
+                first_token_s = time.perf_counter() - start_s
+            tokens += new
+        details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+        cached_tokens = details.get("cached_tokens") or cached_tokens
+    return Answer(first_token_s, cached_tokens, tuple(tokens))
+
+
+def drop_page_cache() -> bool:
+    """Make the kernel forget file contents; False without the right to do so."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    except OSError:
+        return False
+    return True
