@@ -39,6 +39,33 @@ QUARANTINE_BYTES_MAX = GIB
 EVICTION_BATCH = 256
 IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its last client
 
+# The bridge, in an engine's process.
+BRIDGE_CHUNK_TOKENS = 256
+BRIDGE_THREADS = 4
+BRIDGE_STAGING_BYTES = 256 * MIB  # of buffers between files and the engine's blocks
+BRIDGE_DEADLINE_S = 10.0  # for all the chunks of one request to arrive, and for each word to the node
+BRIDGE_SLOT_DEADLINE_S = 2.0  # a save without a buffer for so long is dropped
+BRIDGE_FENCE_DEADLINE_S = 0.2  # a step waits so long for a copy out of a block that it will reuse
+BRIDGE_SHUTDOWN_DEADLINE_S = 10.0
+BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
+BRIDGE_SAVES_MAX = 512  # chunks that wait to be saved
+BRIDGE_OPEN_BATCH = 64  # chunks of one request that are open at a time
+BRIDGE_SUSPECTS_MAX = 4096  # chunks that did not hold what their name says
+
+# The mount.
+KERNEL_CACHE_S = 60.0  # how long the kernel may keep names and attributes; changes are told to it
+STALE_NAMES_MAX = 65_536  # changes that wait to be told to the kernel
+CACHED_DIGESTS_MAX = 65_536  # files of which the mount knows what the kernel has cached
+REPEATED_OPEN_S = 5.0  # within it, an open that was sent back to look again is back
+SENT_BACK_MAX = 4096  # such opens
+STAGE_STEP_BYTES_MAX = 16 * MIB  # how far a growing file's room is reserved ahead
+LISTED_NAMES_MAX = 1_000_000  # of one open directory, for seekdir
+VIEW_CONTENT_BYTES_MAX = 16 * MIB  # what `.kvfs` keeps of the files that it shows
+MOUNT_START_DEADLINE_S = 600.0  # recovery after a crash of the machine reads all chunk headers
+MOUNT_STOP_DEADLINE_S = 30.0
+MOUNT_PROBE_S = 5.0  # for an old mount to answer, before it counts as hanging
+LOG_BYTES_MAX = 16 * MIB  # node.log, and as much again in node.log.1
+
 STORE_VERSION = 1
 
 _UNITS = {
