@@ -1,4 +1,4 @@
-"""Real LMCache on a real mount: its server with real vLLM, and its storage backends by themselves."""
+"""Real LMCache on a real mount: its server with real vLLM, and its backends by themselves."""
 
 import json
 import shlex
