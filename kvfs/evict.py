@@ -17,6 +17,7 @@ from typing import Protocol
 
 from kvfs.meta.contract import Candidate
 
+_QUESTIONS_MAX = 1024  # about chunks, in one plan that found something; so it takes milliseconds
 _PAGE = 128  # candidates read at once
 _CONTINUATIONS = 64  # of a chunk, looked at in one step; the others get their turn when these went
 
@@ -53,7 +54,8 @@ def plan(
     directory: int | None = None,
     kept: Container[int] = (),
 ) -> Decision:
-    """Choose at most `limit` files whose going frees `need_bytes`, or as much as can be freed.
+    """Choose at most `limit` files whose going frees `need_bytes`; fewer when that takes long. Plan
+    again while room is needed and something went.
 
     `directory`: only bytes in this store directory count, and only its files go, but for those that
     continue one of them. `kept`: files in use, treated as if pinned.
@@ -75,10 +77,13 @@ class _Plan:
         self._moved: list[tuple[int, int, Candidate]] = []  # heap: those out of `view`'s order
         self._gone_references: dict[bytes, int] = {}
         self._freed_bytes = 0
+        self._questions = 0
 
     def run(self, need_bytes: int, limit: int) -> Decision:
         for candidate in self._in_order():
             if self._freed_bytes >= need_bytes or len(self._evicted) >= limit:
+                break
+            if self._evicted and self._questions >= _QUESTIONS_MAX:
                 break
             self._judge(candidate)
         if not self._evicted:
@@ -146,6 +151,7 @@ class _Plan:
 
     def _cached_continuations(self, ino: int) -> Sequence[Candidate]:
         after = 0
+        self._questions += 1
         while page := self._view.continuations(ino, after, _CONTINUATIONS):
             cached = [c for c in page if c.ino not in self._evicted]
             if cached:

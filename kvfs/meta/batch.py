@@ -7,7 +7,6 @@ sizes in directory entries, the chunk record. So rules above it need not remembe
 """
 
 import errno
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -218,17 +217,17 @@ class View:
         """A published file as eviction sees it."""
         raw = self.txn.get(pack_native(ino), db=self.tables.inode)
         assert raw is not None
-        digest = records.digest_of(raw)
-        blob = self.blob(digest)
+        use = records.use_of(raw)
+        blob = self.blob(use.digest)
         assert blob is not None
         return Candidate(
             ino,
-            records.used_of(raw),
-            digest,
+            use.used_ns,
+            use.digest,
             blob.directory,
             blob.allocated_bytes,
             blob.references,
-            records.is_pinned(raw),
+            use.is_pinned,
         )
 
     def state(self) -> State:
@@ -328,22 +327,23 @@ class Batch(View):
         Patches the packed record, since a batch of look-ups stamps a thousand."""
         key = pack_native(ino)
         raw = self.txn.get(key, db=self.tables.inode)
-        if raw is None or not stat.S_ISREG(records.mode_of(raw)):
-            return
-        blob = self.blob(records.digest_of(raw))
-        if blob is None or records.nlink_of(raw) == 0:
-            return
-        before = records.used_of(raw)
+        use = None if raw is None else records.use_of(raw)
         used_ns = records.clamp_used(used_ns)
-        if before == used_ns:
+        if raw is None or use is None or not use.digest or use.used_ns == used_ns:
+            return
+        packed_blob = self.txn.get(use.digest, db=self.tables.blob)
+        assert packed_blob is not None
+        directory = records.blob_directory(packed_blob)
+        used = self.tables.used
+        # Pinned files and orphans are not in the order; only an orphan's stamp is beyond a change.
+        was_ranked = self.txn.delete(records.used_key(directory, use.used_ns, ino), db=used)
+        if was_ranked:
+            self.txn.put(records.used_key(directory, used_ns, ino), b"", db=used)
+        elif not use.is_pinned or self.first_parent(ino) is None:
             return
         self._changed.pop(ino, None)
         self._stamped.add(ino)
         self.txn.put(key, records.with_used(raw, used_ns), db=self.tables.inode)
-        if not records.is_pinned(raw):
-            used = self.tables.used
-            self.txn.delete(records.used_key(blob.directory, before, ino), db=used)
-            self.txn.put(records.used_key(blob.directory, used_ns, ino), b"", db=used)
 
     def _rank(self, inode: Inode | None) -> bytes | None:
         if inode is None or not is_ranked(inode):

@@ -15,6 +15,7 @@ TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
 
 _INODE = struct.Struct("<IIIIQqqqqQB")
+_USE = struct.Struct("<I44xQ8xB")  # mode, used_ns and flags of an inode
 _USED_OFFSET = struct.calcsize("<IIIIQqqq")
 _USED_END = _USED_OFFSET + 8
 _PINNED = 1
@@ -64,34 +65,24 @@ def decode_inode(ino: int, raw: bytes) -> Inode:
     )  # fmt: skip
 
 
-def used_of(raw: bytes) -> int:
-    """`used_ns` of a packed inode, without unpacking the rest."""
-    return int.from_bytes(raw[_USED_OFFSET:_USED_END], "little")
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What eviction asks of an inode."""
+
+    used_ns: int
+    is_pinned: bool
+    digest: bytes  # empty when it is no published file
+
+
+def use_of(raw: bytes) -> Use:
+    """The use of a packed inode, without unpacking the rest."""
+    mode, used_ns, flags = _USE.unpack_from(raw)
+    return Use(used_ns, flags == _PINNED, raw[_INODE.size :] if stat.S_ISREG(mode) else b"")
 
 
 def with_used(raw: bytes, used_ns: int) -> bytes:
     """A packed inode with another `used_ns`."""
     return raw[:_USED_OFFSET] + used_ns.to_bytes(8, "little") + raw[_USED_END:]
-
-
-def mode_of(raw: bytes) -> int:
-    """`mode` of a packed inode."""
-    return int.from_bytes(raw[:4], "little")
-
-
-def nlink_of(raw: bytes) -> int:
-    """`nlink` of a packed inode."""
-    return int.from_bytes(raw[12:16], "little")
-
-
-def digest_of(raw: bytes) -> bytes:
-    """The tail of a packed inode: its digest, if it is a regular file."""
-    return raw[_INODE.size :]
-
-
-def is_pinned(raw: bytes) -> bool:
-    """Whether a packed inode is pinned."""
-    return raw[_INODE.size - 1] == _PINNED
 
 
 def clamp_time(time_ns: int) -> int:
@@ -149,6 +140,11 @@ def encode_blob(blob: Blob) -> bytes:
 def decode_blob(digest: bytes, raw: bytes) -> Blob:
     """The blob that `encode_blob` packed."""
     return Blob(digest, *_BLOB.unpack(raw))
+
+
+def blob_directory(raw: bytes) -> int:
+    """The directory of a packed blob."""
+    return int.from_bytes(raw[16:18], "little")
 
 
 def intent_key(digest: bytes, directory: int) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvfs.meta import records
 from kvfs.meta.contract import Blob, ChunkInfo, Inode
-from kvfs.meta.records import ChunkRecord, State
+from kvfs.meta.records import ChunkRecord, State, Use
 
 U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TIMES = st.integers(-records.TIME_NS_MAX, records.TIME_NS_MAX)
@@ -39,11 +39,7 @@ def test_inodes(inode: Inode, used_ns: int) -> None:
     raw = records.encode_inode(inode)
     assert records.decode_inode(inode.ino, raw) == inode
     assert len(raw) <= 100 + len(inode.target)
-    assert records.used_of(raw) == inode.used_ns
-    assert (records.mode_of(raw), records.nlink_of(raw)) == (inode.mode, inode.nlink)
-    assert (records.is_pinned(raw), records.digest_of(raw)) == (
-        inode.pinned, inode.digest or inode.target,
-    )  # fmt: skip
+    assert records.use_of(raw) == Use(inode.used_ns, inode.pinned, inode.digest)
     again = records.decode_inode(inode.ino, records.with_used(raw, used_ns))
     assert (again.used_ns, again.ctime_ns) == (used_ns, inode.ctime_ns)
     assert records.with_used(raw, inode.used_ns) == raw
@@ -72,7 +68,9 @@ def test_name_keys(ino: int, parent: int, name: bytes) -> None:
 @given(DIGESTS, U64, U64, U16, U64)
 def test_blobs(digest: bytes, size: int, allocated: int, directory: int, references: int) -> None:
     blob = Blob(digest, size, allocated, directory, references)
-    assert records.decode_blob(digest, records.encode_blob(blob)) == blob
+    raw = records.encode_blob(blob)
+    assert records.decode_blob(digest, raw) == blob
+    assert records.blob_directory(raw) == directory
     key = records.intent_key(digest, directory)
     assert records.split_intent_key(key) == (digest, directory)
     assert key.startswith(digest)
