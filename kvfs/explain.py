@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvfs.errors import InvalidInput
-from kvfs.namespaces import Namespace, Part, count_chunks
+from kvfs.namespaces import Namespace, Part, estimate_chunks
 from kvfs.prefixes import ChunkSource, Position, TreeWalk, keys_of, read_positions
 
 TOKEN_ID_MAX = 2**32 - 1
@@ -74,7 +74,7 @@ def explain_prompt(
     source: ChunkSource, space: Namespace, tokens: Sequence[int], digest_of: TokensDigest
 ) -> Explanation:
     """Follow a prompt through one namespace."""
-    census = count_chunks(source, space)
+    census = estimate_chunks(source, space)
     follower = _Follower(source, space, census.parts, tokens, digest_of)
     cached, ahead = follower.follow([b""], 0)
     end_token = cached[-1].token_end if cached else 0

@@ -1,12 +1,14 @@
 """Which models have chunks in a store, and how many."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.inspect import Directories, list_directory
 from kvfs.meta.contract import Entry
-from kvfs.names import KV_DIRECTORY, parse_chunk_path, parse_key, split_namespace
+from kvfs.names import CHUNK_SUFFIX, KV_DIRECTORY, parse_key, split_namespace
+from kvfs.render import escape
 
 ESTIMATE_FILES = 20_000  # counted exactly before `estimate_chunks` extrapolates
 
@@ -24,6 +26,11 @@ class Namespace:
     @property
     def name(self) -> str:
         return f"{self.model}@{self.fingerprint}"
+
+
+def shown_name(space: Namespace) -> str:
+    """`<model>@<fingerprint>` for a terminal."""
+    return escape(os.fsencode(space.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +102,12 @@ def _fan_out(source: Directories, space: Namespace) -> list[bytes]:
 def _list_fan_out(source: Directories, directory: bytes) -> Iterator[tuple[bytes, Part, Entry]]:
     try:
         for entry in list_directory(source, directory):
-            path = directory + b"/" + entry.name
-            placed = parse_chunk_path(path)
-            parsed = None if placed is None else parse_key(placed[1])
+            name = entry.name
+            if not (name.endswith(CHUNK_SUFFIX) and directory.endswith(b"/" + name[:2])):
+                continue
+            parsed = parse_key(name.removesuffix(CHUNK_SUFFIX).decode("ascii", "replace"))
             if parsed is not None and entry.inode.is_published:
-                yield path, parsed[1:], entry
+                yield directory + b"/" + name, parsed[1:], entry
     except NamespaceError:  # removed since it was listed
         return
 

@@ -181,6 +181,7 @@ class TreeWalk:
 
     def __init__(self, source: ChunkSource, space: Namespace, parts: frozenset[Part]) -> None:
         self.reached = InodeSet()
+        self.listed_files = 0  # by `orphans`
         self._source = source
         self._space = space
         self._parts = parts
@@ -197,6 +198,7 @@ class TreeWalk:
         """The runs whose start is gone, once `runs` has reached what there is: what eviction or
         corruption cut off. They are of no use to any prompt until the gap is stored again."""
         for path, _, entry in list_chunks(self._source, self._space):
+            self.listed_files += 1
             if entry.inode.ino in self.reached:
                 continue
             stem = self._missing_parent(path)

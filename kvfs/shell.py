@@ -26,7 +26,7 @@ from kvfs.inspect import (
 )
 from kvfs.locate import Place
 from kvfs.meta.contract import Inode
-from kvfs.namespaces import estimate_chunks, find_namespaces
+from kvfs.namespaces import estimate_chunks, find_namespaces, shown_name
 from kvfs.progress import Progress, no_progress
 from kvfs.render import (
     age_text,
@@ -102,7 +102,7 @@ def status(session: Session) -> int:
     ]
     models = [
         {
-            "name": escape(space.path.rpartition(b"/")[2]),
+            "name": shown_name(space),
             "model": space.model,
             "fingerprint": space.fingerprint,
             "chunks": census.files,
@@ -137,7 +137,7 @@ def _status_lines(
             ("up", age_text(found["now_ns"] - found["started_ns"])),
             ("mounted at", mountpoint or "not mounted"),
             ("clients", str(found["clients"])),
-            ("files", f"{found['files']:,}"),
+            ("inodes", f"{found['files']:,}"),
             ("blobs", f"{found['blobs']:,} of {size_text(found['size_bytes'])}"),
             ("look-ups", f"{lookups:,}, {hits:,} hits{rate}"),
             ("opens", f"{counters['opens']:,}, {counters['open_misses']:,} misses"),

@@ -23,8 +23,9 @@ from kvfs.namespaces import (
     Census,
     Namespace,
     choose_namespaces,
-    count_chunks,
+    estimate_chunks,
     find_namespaces,
+    shown_name,
 )
 from kvfs.prefixes import Position, Run, TreeWalk
 from kvfs.render import count_text, escape, size_text, table, time_text, write_json
@@ -95,8 +96,7 @@ class _Tree:
 
     def runs(self, depth: int | None, limit: int) -> Iterator[Run]:
         """At most `limit` runs (0: all), those that are cut off at last."""
-        found = itertools.chain(self._walk.runs(depth), self._walk.orphans(depth))
-        for run in found:
+        for run in itertools.chain(self._walk.runs(depth), self._orphans(depth)):
             if limit and self.shown_runs == limit:
                 self.is_cut = True
                 return
@@ -104,18 +104,23 @@ class _Tree:
             self.seen_files += run.files + run.below_files
             yield run
 
+    def _orphans(self, depth: int | None) -> Iterator[Run]:
+        if self._census.is_estimate or self.seen_files < self._census.files:
+            yield from self._walk.orphans(depth)
+
     @property
     def unplaced_files(self) -> int:
         """Chunk files that fit nowhere: their headers contradict their names or each other."""
-        return 0 if self.is_cut else max(0, self._census.files - self.seen_files)
+        return 0 if self.is_cut else max(0, self._walk.listed_files - self.seen_files)
 
 
 def _space_lines(
     session: Session, space: Namespace, depth: int | None, limit: int, text_of: TextOf
 ) -> Iterator[str]:
-    census = count_chunks(session.client, space)
+    census = estimate_chunks(session.client, space)
     files = count_text(census.files, "chunk file")
-    yield f"{escape(space.path)}  {files}, {size_text(census.size_bytes)}"
+    about = "about " if census.is_estimate else ""
+    yield f"{shown_name(space)}  {about}{files}, {size_text(census.size_bytes)}"
     tree = _Tree(session.client, space, census)
     is_in_orphans = False
     open_levels: list[bool] = []  # for each level above: whether siblings follow
@@ -158,15 +163,16 @@ def _run_text(session: Session, run: Run, text: str | None) -> str:
 def _space_document(
     session: Session, space: Namespace, depth: int | None, limit: int, text_of: TextOf
 ) -> dict[str, Any]:
-    census = count_chunks(session.client, space)
+    census = estimate_chunks(session.client, space)
     tree = _Tree(session.client, space, census)
     runs = [_run_document(run, text_of(space, run.head)) for run in tree.runs(depth, limit)]
     return {
-        "name": escape(space.path.rpartition(b"/")[2]),
+        "name": shown_name(space),
         "model": space.model,
         "fingerprint": space.fingerprint,
         "chunk_files": census.files,
         "size_bytes": census.size_bytes,
+        "is_estimate": census.is_estimate,
         "groups_and_shards": sorted(census.parts),
         "is_cut": tree.is_cut,
         "unplaced_files": tree.unplaced_files,
@@ -280,7 +286,7 @@ class _Places:
 def _explanation_lines(session: Session, found: Explanation, places: _Places) -> Iterator[str]:
     hit_bytes = sum(p.size_bytes for p in found.cached if p.token_end <= found.hit_tokens)
     yield (
-        f"{escape(found.namespace.path)}: {found.hit_tokens:,} of {found.tokens:,} tokens cached,"
+        f"{shown_name(found.namespace)}: {found.hit_tokens:,} of {found.tokens:,} tokens cached,"
         f" {size_text(hit_bytes)} to load"
     )
     rows = []
@@ -340,7 +346,7 @@ def end_text(found: Explanation) -> str:
 
 def _explanation_document(found: Explanation, places: _Places) -> dict[str, Any]:
     return {
-        "name": escape(found.namespace.path.rpartition(b"/")[2]),
+        "name": shown_name(found.namespace),
         "model": found.namespace.model,
         "fingerprint": found.namespace.fingerprint,
         "hit_tokens": found.hit_tokens,
