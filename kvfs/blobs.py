@@ -4,13 +4,14 @@ Blobs lie at `blobs/<hh>/<hh>/<digest>`. A staging file is in the same file syst
 one rename and nothing partial is ever under a digest. Staging names carry the store's id and the
 run of the node that made them: what another run left is garbage, since a lock admits one run.
 
-Crash cases: killed before the rename: a staging file of a dead run stays, `purge_staging` removes it.
-Killed after it: a blob that no metadata knows; the metadata's intents name it.
+Crash cases: killed before the rename: a staging file of a dead run stays, and `purge_staging`
+removes it. Killed after it: a blob that no metadata knows; the metadata's intents name it.
 """
 
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +27,11 @@ from kvfs.config import (
     Share,
 )
 from kvfs.errors import InvalidInput, Unavailable
+from kvfs.meta.contract import DIGEST_BYTES
 
 _MARK = "store.json"
+_FANOUT_NAME = re.compile("[0-9a-f]{2}")
+_BLOB_NAME = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _PARTS = ("blobs", "staging", "quarantine")
 _FIXED_FILES = (
     10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
@@ -54,8 +58,7 @@ class BlobDirectory:
         self._run = secrets.token_hex(4)
         self._serial = 0
         self._root = os.fspath(config.path)
-        self._fanout = self._list_fanout()
-        self._first_fanout = {pair[:1] for pair in self._fanout}
+        self._fanout_directories = _count_fanout(f"{self._root}/blobs")
         self._trim_quarantine()
 
     @classmethod
@@ -123,8 +126,7 @@ class BlobDirectory:
 
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
-        directories = len(self._fanout) + len(self._first_fanout)
-        return (directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
+        return (self._fanout_directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
 
     # Staging -------------------------------------------------------------------------------------
     def stage(self) -> StagedFile:
@@ -147,12 +149,19 @@ class BlobDirectory:
         """Put a staging file under its digest, over what was there."""
         target = self.blob_path(digest)
         source = f"{self._root}/staging/{name}"
-        fanout = digest[:2]
-        if fanout not in self._fanout:
-            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            self._fanout.add(fanout)
-            self._first_fanout.add(fanout[:1])
-        os.rename(source, target)
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            self._make_fanout(os.path.dirname(target))
+            os.rename(source, target)
+
+    def _make_fanout(self, path: str) -> None:
+        for directory in (os.path.dirname(path), path):
+            try:
+                os.mkdir(directory, 0o700)
+                self._fanout_directories += 1
+            except FileExistsError:
+                continue
 
     def purge_staging(self) -> int:
         """Remove what dead runs of this store left; how many files."""
@@ -196,21 +205,14 @@ class BlobDirectory:
 
     def scan(self) -> Iterator[list[tuple[bytes, int]]]:
         """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow."""
-        for fanout in sorted(self._fanout):
-            name = fanout.hex()
-            batch = []
-            for item in os.scandir(f"{self._root}/blobs/{name[:2]}/{name[2:]}"):
-                if len(item.name) == 32 and item.name.startswith(name):
-                    batch.append((bytes.fromhex(item.name), item.stat().st_size))
-            yield batch
-
-    def _list_fanout(self) -> set[bytes]:
-        fanout = set()
-        for first in os.scandir(f"{self._root}/blobs"):
-            if len(first.name) == 2:
-                for second in os.scandir(first.path):
-                    fanout.add(bytes.fromhex(first.name + second.name))
-        return fanout
+        for first in _subdirectories(f"{self._root}/blobs"):
+            for second in _subdirectories(first.path):
+                prefix = first.name + second.name
+                yield [
+                    (bytes.fromhex(item.name), item.stat().st_size)
+                    for item in os.scandir(second.path)
+                    if _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
+                ]
 
     def _trim_quarantine(self) -> None:
         """Keep the newest bad files within their bounds."""
@@ -231,6 +233,20 @@ class BlobDirectory:
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()
         return QUARANTINE_BYTES_MAX if limit is None else min(QUARANTINE_BYTES_MAX, limit // 16)
+
+
+def _subdirectories(path: str) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as items:
+        return sorted((i for i in items if _FANOUT_NAME.fullmatch(i.name)), key=lambda i: i.name)
+
+
+def _count_fanout(path: str) -> int:
+    """How many directories `blobs` holds, by their link counts where the file system keeps them."""
+    count = 0
+    for first in _subdirectories(path):
+        links = first.stat().st_nlink
+        count += 1 + (links - 2 if links >= 2 else len(_subdirectories(first.path)))
+    return count
 
 
 def _create_store(path: Path) -> None:
