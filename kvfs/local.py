@@ -374,7 +374,9 @@ async def _set_pinned(session: _Session, arguments: list[Any], descriptors: list
 async def _evict(session: _Session, arguments: list[Any], descriptors: list[int]) -> Any:
     found = session.node.meta.resolve(_paths(arguments[0]))
     inos = {
-        inode.ino for inode in found if inode is not None and inode.is_published and not inode.pinned
+        inode.ino
+        for inode in found
+        if inode is not None and inode.is_published and not inode.pinned
     }
     session.node.drop_files(list(inos))
     return len(inos)

@@ -45,7 +45,9 @@ class Reclaim:
     async def make_room(self, index: int, extra_bytes: int) -> None:
         """Return when a directory has room for so many bytes more. Raises `OutOfSpace`."""
         if not self._space.fits_ever(index, extra_bytes):
-            raise OutOfSpace(f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes")
+            raise OutOfSpace(
+                f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
+            )
         async with self._lock:
             while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
                 if self._space.trash_bytes(index):
