@@ -1,0 +1,426 @@
+"""The real `kvfs` command on a real store: what it prints, its exit codes, and on a mount."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
+from kvfs.client import Client, StagedFile
+from kvfs.digest import digest_of
+from kvfs.names import chunk_key, chunk_path, namespace_path
+from tests.conftest import StartMount, StartNode
+
+DEADLINE_S = 60
+MODEL = "Qwen/Qwen3-8B"
+FINGERPRINT = "0123456789abcdef0123456789abcdef"
+SPACE = namespace_path(MODEL, FINGERPRINT)
+TOKENS = list(range(2, 2 + 1100))  # four chunks of 256, and 76 tokens
+
+
+def kvfs(*words: str | Path, store: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command as a person would; its output is piped, so it must be plain."""
+    where = [] if store is None else ["--store", str(store)]
+    return subprocess.run(
+        [sys.executable, "-m", "kvfs", *map(str, words), *where],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def kvfs_json(*words: str | Path, store: Path | None = None, code: int = 0) -> Any:
+    ran = kvfs(*words, "--json", store=store)
+    assert (ran.returncode, ran.stderr) == (code, "")
+    return json.loads(ran.stdout)
+
+
+def kvfs_text(*words: str | Path, store: Path | None = None, code: int = 0) -> str:
+    ran = kvfs(*words, store=store)
+    assert (ran.returncode, ran.stderr) == (code, "")
+    assert "\x1b" not in ran.stdout
+    return ran.stdout
+
+
+def publish(client: Client, path: bytes, data: bytes, header: ChunkHeader | None = None) -> bytes:
+    (staged,) = client.stage([len(data)])
+    os.pwrite(staged.fd, data, 0)
+    os.close(staged.fd)
+    info = None if header is None else chunk_info(header)
+    client.publish([StagedFile(staged.token, path, digest_of(data), len(data), info)])
+    return path
+
+
+def chunk_file(
+    name: str, parent: str | None, number: int, tokens: list[int] | None = None
+) -> tuple[bytes, bytes, ChunkHeader]:
+    """Path, bytes and header of the chunk of 256 tokens that a short name stands for."""
+    start = 256 * number
+    payload = name.encode() * 4096
+    header = ChunkHeader(
+        model=MODEL,
+        fingerprint=FINGERPRINT,
+        key=chunk_key(digest_of(name.encode()), 0, 0),
+        parent="" if parent is None else chunk_key(digest_of(parent.encode()), 0, 0),
+        token_start=start,
+        token_end=start + 256,
+        group=0,
+        shard=0,
+        engine="test",
+        digest=digest_of(payload),
+        token_ids=None if tokens is None else tuple(tokens[start : start + 256]),
+        tensors=(TensorSpec("layer.0", "U8", (len(payload),)),),
+    )
+    return chunk_path(SPACE, header.key), encode_header(header) + payload, header
+
+
+def publish_chain(
+    client: Client,
+    names: str,
+    parent: str | None = None,
+    number: int = 0,
+    tokens: list[int] | None = None,
+) -> list[bytes]:
+    paths = []
+    for name in names:
+        path, data, header = chunk_file(name, parent, number, tokens)
+        paths.append(publish(client, path, data, header))
+        parent, number = name, number + 1
+    return paths
+
+
+@pytest.fixture
+def store(start_node: StartNode) -> Path:
+    return start_node().store
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A directory with a tokenizer whose word `wN` has the id N."""
+    words = {"<unk>": 0, **{f"w{number}": number for number in range(1, 2000)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    directory = tmp_path / "model"
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+# Node and files ------------------------------------------------------------------------------------------
+def test_status(store: Path) -> None:
+    with Client(store) as client:
+        publish_chain(client, "abc")
+        client.lookup([b"absent"])
+    found = kvfs_json("status", store=store)
+    assert found["store"] == str(store) and found["mountpoint"] is None
+    assert found["blobs"] == 3
+    assert found["counters"]["lookups"] == 1 and found["counters"]["lookup_hits"] == 0
+    assert [(m["model"], m["fingerprint"], m["chunks"]) for m in found["models"]] == [
+        (MODEL, FINGERPRINT, 3)
+    ]
+    text = kvfs_text("status", store=store)
+    assert str(store) in text and f"{MODEL}@{FINGERPRINT}" in text and "not mounted" in text
+
+
+def test_ls(store: Path) -> None:
+    odd = b"line\nbreak \xff"
+    with Client(store) as client:
+        publish(client, b"dir/" + odd, b"1")
+        publish(client, b"dir/b", b"22")
+        publish(client, b"dir/sub/c", b"333")
+        client.pin([b"dir/b"])
+    assert kvfs_text("ls", store=store) == "dir/\n"
+    assert kvfs_text("ls", "dir", store=store) == "b\nline\\x0abreak \\xff\nsub/\n"
+    assert kvfs_text("ls", "/dir/b", store=store) == "b\n"
+    long = kvfs_text("ls", "-l", "dir", store=store).splitlines()
+    assert [line.split()[0] for line in long] == ["-rw-r--r--p", "-rw-r--r--", "drwxr-xr-x"]
+    entries = kvfs_json("ls", "dir", store=store)["entries"]
+    assert [(e["name"], e["type"], e["size_bytes"], e["pinned"]) for e in entries] == [
+        ("b", "file", 2, True),
+        ("line\\x0abreak \\xff", "file", 1, False),
+        ("sub", "directory", 0, False),
+    ]
+
+
+def test_what_is_not_there_is_code_1_and_one_line(store: Path) -> None:
+    for words in (
+        ("ls", "absent"),
+        ("show", "absent"),
+        ("show", "0" * 32),
+        ("du", "absent"),
+        ("verify", "absent"),
+        ("pin", "absent"),
+        ("evict", "absent"),
+        ("prefixes", "absent"),
+        ("explain", "--model", "absent", "--tokens", "/dev/null"),
+    ):
+        ran = kvfs(*words, store=store)
+        expected = 2 if words[-1] == "/dev/null" else 1
+        assert (ran.returncode, ran.stdout) == (expected, ""), words
+        assert ran.stderr.count("\n") == 1 and "Traceback" not in ran.stderr, words
+
+
+def test_show_by_path_and_by_digest(store: Path) -> None:
+    with Client(store) as client:
+        path = publish_chain(client, "ab", tokens=TOKENS)[1]
+        (opened,) = client.open([path])
+        assert opened is not None
+        with opened:
+            data = os.pread(opened.fd, opened.size_bytes, 0)
+        publish(client, b"copy", data)
+        used_ns = client.stat(path)
+    shown = os.fsdecode(path)
+    found = kvfs_json("show", shown, store=store)
+    assert found["path"] == "/" + shown
+    assert found["same_bytes"] == ["/copy"]
+    assert Path(found["blob"]["file"]).read_bytes() == data
+    assert found["chunk"]["token_start"] == 256 and found["chunk"]["parent"]
+    assert found["header"]["tokens_stored"] and found["header"]["model"] == MODEL
+    assert found["header"]["tensors"] == [
+        {"name": "layer.0", "dtype": "U8", "shape": [4096], "size_bytes": 4096}
+    ]
+    by_digest = kvfs_json("show", found["digest"], store=store)
+    assert {by_digest["path"], *by_digest["same_bytes"]} == {"/copy", "/" + shown}
+    text = kvfs_text("show", shown, store=store)
+    assert "tokens 256-512" in text and "layer.0" in text and "/copy" in text
+    with Client(store) as client:  # a look is no use
+        assert client.stat(path) == used_ns
+
+
+def test_show_a_directory_and_a_plain_file(store: Path) -> None:
+    with Client(store) as client:
+        publish(client, b"dir/plain", b"hello")
+    assert kvfs_json("show", "dir", store=store)["type"] == "directory"
+    found = kvfs_json("show", "dir/plain", store=store)
+    assert (found["size_bytes"], found["chunk"], found["header"]) == (5, None, None)
+    assert "plain" in kvfs_text("show", "dir/plain", store=store)
+
+
+def test_du_counts_equal_bytes_once(store: Path) -> None:
+    with Client(store) as client:
+        publish(client, b"a/one", b"x" * 10_000)
+        publish(client, b"b/same", b"x" * 10_000)
+        publish(client, b"b/other", b"y" * 100)
+    sums = {item["path"]: item for item in kvfs_json("du", store=store)["directories"]}
+    assert {path: item["size_bytes"] for path, item in sums.items()} == {
+        "/a": 10_000,
+        "/b": 10_100,
+        "/": 20_100,
+    }
+    assert sums["/"]["unique_bytes"] == 10_100
+    blobs = [path for path in (store / "blobs").rglob("*") if path.is_file()]
+    assert sums["/"]["allocated_bytes"] == sum(path.stat().st_blocks * 512 for path in blobs)
+    assert kvfs_text("du", "--depth", "0", "b", store=store).splitlines()[-1].endswith("/b")
+
+
+def test_pin_unpin_evict(store: Path) -> None:
+    with Client(store) as client:
+        publish_chain(client, "abc")
+        publish(client, b"keep", b"keep")
+    assert kvfs_text("pin", "keep", store=store) == "1 file pinned\n"
+    ran = kvfs("evict", "/", store=store)
+    assert (ran.returncode, ran.stdout) == (1, "3 files evicted\n")
+    assert "1 file left" in ran.stderr and "unpin" in ran.stderr
+    assert kvfs_json("unpin", "keep", store=store)["files"] == 1
+    assert kvfs_json("evict", "keep", store=store) == {"command": "evict", "files": 1, "left": 0}
+    assert kvfs("ls", "keep", store=store).returncode == 1
+
+
+def test_pin_changes_nothing_when_one_path_is_wrong(store: Path) -> None:
+    with Client(store) as client:
+        publish(client, b"a", b"a")
+    assert kvfs("pin", "a", "absent", store=store).returncode == 1
+    assert not kvfs_json("show", "a", store=store)["pinned"]
+
+
+def test_verify_finds_and_quarantines(start_node: StartNode) -> None:
+    store = start_node(allow="quarantined").store
+    with Client(store) as client:
+        good, bad = publish_chain(client, "ab")
+        publish(client, b"copy-of-bad", chunk_file("b", "a", 1)[1])
+    assert kvfs_json("verify", store=store)["corrupt_files"] == 0
+    blob = Path(kvfs_json("show", os.fsdecode(bad), store=store)["blob"]["file"])
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    found = kvfs_json("verify", store=store, code=1)
+    assert {item["path"] for item in found["corrupt"]} == {"/copy-of-bad", "/" + os.fsdecode(bad)}
+    assert found["files"] == 3
+    assert kvfs_text("verify", store=store).startswith("1 file,")
+    assert kvfs("ls", os.fsdecode(bad), store=store).returncode == 1
+    assert kvfs("ls", os.fsdecode(good), store=store).returncode == 0
+
+
+def test_gc_and_rebuild(start_node: StartNode) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        (path,) = publish_chain(client, "a")
+        publish(client, b"plain", b"plain")
+    node.stop()
+    for name in ("data.mdb", "lock.mdb"):
+        (node.store / "meta" / name).unlink()
+    assert kvfs_json("rebuild", store=node.store) == {"rebuilt_files": 1}
+    assert kvfs_text("ls", os.fsdecode(path), store=node.store)
+    removed = kvfs_json("gc", store=node.store)
+    assert (removed["orphan_blobs"], removed["orphan_bytes"]) == (1, 5)
+    assert "orphan blobs" in kvfs_text("gc", store=node.store)
+
+
+def test_a_stopped_store_is_opened_for_a_command(start_node: StartNode) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        publish(client, b"f", b"f")
+    node.stop()
+    assert kvfs_text("ls", store=node.store) == "f\n"
+    assert kvfs_json("status", store=node.store)["pid"] != node.pid
+
+
+# Prompts ------------------------------------------------------------------------------------------
+def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
+    with Client(store) as client:
+        publish_chain(client, "ab", tokens=TOKENS)
+        publish_chain(client, "cd", "b", 2, tokens=TOKENS)
+        publish_chain(client, "e", "b", 2)
+        gone = publish_chain(client, "xyz")[0]
+        client.evict([gone])
+    document = kvfs_json("prefixes", "--tokenizer", tokenizer, store=store)
+    (model,) = document["models"]
+    assert (model["model"], model["chunk_files"], model["is_cut"]) == (MODEL, 7, False)
+    runs = [
+        (r["number"], r["parent"], r["token_start"], r["token_end"], r["chunks"], r["is_orphan"])
+        for r in model["runs"]
+    ]
+    assert runs == [
+        (1, None, 0, 512, 2, False),
+        (2, 1, 512, 768, 1, False),
+        (3, 1, 512, 1024, 2, False),
+        (4, None, 256, 768, 2, True),
+    ]
+    assert model["runs"][0]["text"].startswith("w2 w3 w4 ")
+    assert model["runs"][1]["text"] is None
+    text = kvfs_text("prefixes", "Qwen", "--tokenizer", tokenizer, store=store)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{MODEL}@{FINGERPRINT}  7 chunk files")
+    assert lines[1].startswith("└─ 0-512  2 chunks  ") and '"w2 w3 ' in lines[1]
+    assert lines[2].startswith("   ├─ 512-768  1 chunk  ")
+    assert lines[3].startswith("   └─ 512-1024  2 chunks  ")
+    assert lines[4].startswith("cut off")
+    assert lines[5].startswith("└─ 256-768  2 chunks  ")
+    short = kvfs_text("prefixes", "--limit", "1", store=store).splitlines()
+    assert len(short) == 3 and "--limit 0" in short[-1]
+    cut = kvfs_text("prefixes", "--depth", "1", store=store).splitlines()
+    assert "+ 3 chunks in 2 branches" in cut[1]
+
+
+def test_explain(store: Path, tokenizer: Path, tmp_path: Path) -> None:
+    with Client(store) as client:
+        paths = publish_chain(client, "abcd", tokens=TOKENS)
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(TOKENS))
+    words = ("explain", "--model", MODEL)
+    (found,) = kvfs_json(*words, "--tokens", ids, store=store)["models"]
+    assert (found["hit_tokens"], found["end"]) == (1024, "complete")
+    assert found["chunks"][0]["directories"] == [str(store)]
+    assert found["load_bytes"] == sum(c["size_bytes"] for c in found["chunks"])
+    text = " ".join(f"w{token}" for token in TOKENS[:300])
+    (found,) = kvfs_json(*words, "--text", text, "--tokenizer", tokenizer, store=store)["models"]
+    assert (found["hit_tokens"], found["end"]) == (256, "complete")
+    with Client(store) as client:
+        client.evict([paths[1]])
+    shown = kvfs_text(*words, "--tokens", ids, store=store)
+    assert "256 of 1,100 tokens cached" in shown and "gap" in shown
+    assert [line.split()[:2] for line in shown.splitlines()[1:-1]] == [
+        ["0-256", "hit"],
+        ["256-512", "miss"],
+        ["512-768", "unusable"],
+        ["768-1024", "unusable"],
+    ]
+    ran = kvfs(*words, "--text", "hello", store=store)
+    assert ran.returncode == 2 and "--tokenizer" in ran.stderr
+
+
+def test_bad_tokenizers_and_token_files_are_one_line(store: Path, tmp_path: Path) -> None:
+    with Client(store) as client:
+        publish_chain(client, "a", tokens=TOKENS)
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{}")
+    (tmp_path / "ids").write_bytes(b"\xff\xfe")
+    for words in (
+        ("prefixes", "--tokenizer", tmp_path),
+        ("prefixes", "--tokenizer", tmp_path / "absent"),
+        ("explain", "--model", MODEL, "--tokens", tmp_path / "ids"),
+        ("explain", "--model", MODEL, "--tokens", tmp_path / "absent"),
+    ):
+        ran = kvfs(*words, store=store)
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), words
+
+
+# On a mount ------------------------------------------------------------------------------------------
+def test_a_mount_is_found_by_its_paths(start_mount: StartMount) -> None:
+    mount = start_mount()
+    path, data, header = chunk_file("a", None, 0, TOKENS)
+    target = mount.mountpoint / os.fsdecode(path)
+    target.parent.mkdir(parents=True)
+    target.write_bytes(data)
+    found = kvfs_json("show", target)
+    assert found["path"] == "/" + os.fsdecode(path)
+    assert found["chunk"]["key"] == header.key
+    assert kvfs_text("ls", mount.mountpoint) == "kv/\n"
+    status = kvfs_json("status", store=mount.store)
+    assert status["mountpoint"] == str(mount.mountpoint)
+    (model,) = kvfs_json("prefixes", store=mount.store)["models"]
+    assert [(run["token_end"], run["chunks"]) for run in model["runs"]] == [(256, 1)]
+
+
+def test_commands_in_the_background(tmp_path: Path) -> None:
+    """`kvfs mount` returns when the mount serves; `kvfs umount` when it is gone."""
+    mountpoint, store = tmp_path / "mnt", tmp_path / "store"
+    mountpoint.mkdir()
+    try:
+        ran = kvfs("mount", mountpoint, store=store)
+        assert ran.returncode == 0, ran.stderr
+        assert os.path.ismount(mountpoint)
+        (mountpoint / "hello").write_text("world")
+        assert kvfs_json("show", mountpoint / "hello")["size_bytes"] == 5
+        doctor = kvfs_json("doctor", store=store)
+        levels = {item["check"]: item["level"] for item in doctor["findings"]}
+        assert levels[f"mount {mountpoint}"] == levels["node"] == levels["store"] == "ok"
+        config = kvfs("config", "lmcache", store=store)
+        assert str(mountpoint) in config.stdout
+    finally:
+        ran = kvfs("umount", mountpoint)
+    assert ran.returncode == 0, ran.stderr
+    assert not os.path.ismount(mountpoint)
+    assert kvfs("umount", mountpoint).returncode == 2
+
+
+def test_doctor_of_a_plain_machine(tmp_path: Path) -> None:
+    found = kvfs_json("doctor", store=tmp_path / "none")
+    assert found["ok"]
+    by_name = {item["check"]: item for item in found["findings"]}
+    assert by_name["store"]["level"] == "warn" and "kvfs init" in by_name["store"]["advice"]
+    assert by_name["python lmdb"]["level"] == by_name["fuse device"]["level"] == "ok"
+
+
+def test_a_command_starts_soon(store: Path) -> None:
+    """Not a timing test: that nothing heavy is imported is what keeps it fast."""
+    script = (
+        "import sys; from kvfs.cli import main; code = main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    for words in (["ls"], ["status"], ["prefixes"], ["du"]):
+        ran = subprocess.run(
+            [sys.executable, "-c", script, *words, "--store", str(store)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        heavy = {"trio", "lmdb", "torch", "rich", "numpy", "tokenizers", "pyfuse3", "asyncio"}
+        assert heavy.isdisjoint(ran.stderr.split()), words
