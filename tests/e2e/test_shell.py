@@ -112,7 +112,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return directory
 
 
-# Node and files ------------------------------------------------------------------------------------------
+# Node and files -----------------------------------------------------------------------------------
 def test_status(store: Path) -> None:
     with Client(store) as client:
         publish_chain(client, "abc")
@@ -361,7 +361,7 @@ def test_bad_tokenizers_and_token_files_are_one_line(store: Path, tmp_path: Path
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), words
 
 
-# On a mount ------------------------------------------------------------------------------------------
+# On a mount ---------------------------------------------------------------------------------------
 def test_a_mount_is_found_by_its_paths(start_mount: StartMount) -> None:
     mount = start_mount()
     path, data, header = chunk_file("a", None, 0, TOKENS)
