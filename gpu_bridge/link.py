@@ -1,0 +1,72 @@
+"""The word with the node, as the bridge keeps it: a node that is away costs misses, and is said
+once."""
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kvfs.client import Client
+from kvfs.config import PAGE_BYTES
+from kvfs.errors import KvfsError, OutOfSpace, Unavailable
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+# What `kvfs serve` needs and an engine's environment need not have.
+_NODE_NEEDS = ("lmdb", "trio")
+
+
+class Link:
+    """A client whose failures are values. Several threads may use it; each call has the deadline
+    that the client was made with."""
+
+    def __init__(self, store: Path, *, deadline_s: float, start: bool) -> None:
+        self.client = Client(store, start=start and can_start_node(), deadline_s=deadline_s)
+        self._store = store
+        self._lock = threading.Lock()
+        self._is_lost = False
+
+    def ask(self, call: Callable[[Client], Result]) -> Result | None:
+        """What the call returns, or None when the node does not answer or refuses. Raises
+        `OutOfSpace`."""
+        try:
+            result = call(self.client)
+        except OutOfSpace:
+            raise
+        except Unavailable as error:
+            self._note_lost(error)
+            return None
+        except KvfsError as error:
+            log.warning("kvfs: the node of %s refuses: %s", self._store, error)
+            return None
+        self._note_found()
+        return result
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _note_lost(self, error: Unavailable) -> None:
+        with self._lock:
+            was_lost, self._is_lost = self._is_lost, True
+        if not was_lost:
+            log.warning("kvfs: working without cache until its node answers: %s", error)
+
+    def _note_found(self) -> None:
+        with self._lock:
+            was_lost, self._is_lost = self._is_lost, False
+        if was_lost:
+            log.warning("kvfs: the node of %s answers again", self._store)
+
+
+def can_start_node() -> bool:
+    """Whether this environment has what a node needs; else somebody else must start it."""
+    return all(importlib.util.find_spec(name) is not None for name in _NODE_NEEDS)
+
+
+def is_chunk_size(size_bytes: int | None) -> bool:
+    """Whether a file of this size (None: no file) can be a chunk: nothing shorter than a header."""
+    return size_bytes is not None and size_bytes > PAGE_BYTES

@@ -1,0 +1,293 @@
+"""Loads: chunk files into the engine's blocks, on threads, each request to one outcome.
+
+The rule that keeps the engine's memory right: nothing is copied into a block after its request's
+outcome was given. So a load that is late or cancelled shuts its gate first, and its outcome waits
+for copies that are inside. A read that hangs in the kernel holds only a slot.
+"""
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpu_bridge.copies import Copier, Mark
+from gpu_bridge.counters import Counters
+from gpu_bridge.files import read_whole
+from gpu_bridge.link import Link
+from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
+from gpu_bridge.shard import Shard
+from gpu_bridge.staging import Slot, StagingPool
+from kvfs.chunk import decode_header
+from kvfs.client import OpenFile
+from kvfs.config import BRIDGE_OPEN_BATCH
+from kvfs.errors import Corrupt
+
+log = logging.getLogger(__name__)
+
+
+class Failure(enum.StrEnum):
+    """Why a chunk was not loaded."""
+
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    FOREIGN = "foreign"  # a sound file, but not the chunk that its name promises
+    UNAVAILABLE = "unavailable"
+    NO_SLOT = "no_slot"
+    LATE = "late"
+    IO_ERROR = "io_error"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """A request's load is over. Everything before the first failed chunk is in its blocks; the
+    blocks from there on are `failed_blocks`. `suspects`: hashes of chunks that must be written
+    anew."""
+
+    request_id: str
+    failed_blocks: frozenset[int]
+    suspects: frozenset[bytes]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.failed_blocks
+
+
+class _Job:
+    """One request's load. Its lock guards all that follows it."""
+
+    def __init__(
+        self, place: Place, request: RequestLoad, after: Mark | None, deadline_s: float
+    ) -> None:
+        self.place = place
+        self.request = request
+        self.after = after
+        self.began_s = time.monotonic()
+        self.end_s = self.began_s + deadline_s
+        self._lock = threading.Lock()
+        self._is_shut = False
+        self._copying = 0
+        self._left = len(request.chunks)
+        self._failed_token: int | None = None
+        self._suspects: set[bytes] = set()
+
+    def enter(self, chunk: ChunkLoad) -> bool:
+        """Begin a copy into blocks; False when it would come too late, or behind a failure."""
+        with self._lock:
+            if self._is_shut or self._is_behind_failure(chunk):
+                return False
+            self._copying += 1
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self._copying -= 1
+
+    def is_wanted(self, chunk: ChunkLoad) -> bool:
+        with self._lock:
+            return not self._is_shut and not self._is_behind_failure(chunk)
+
+    def finish_chunk(self, chunk: ChunkLoad, failure: Failure | None) -> None:
+        with self._lock:
+            self._left -= 1
+            if failure is not None:
+                self._fail_from(chunk.chunk.token_start)
+            if failure in (Failure.CORRUPT, Failure.FOREIGN):
+                self._suspects.add(chunk.chunk.hash)
+
+    def shut(self) -> bool:
+        """No more copies; True when this call did it and chunks were left."""
+        with self._lock:
+            did = not self._is_shut and self._left > 0
+            self._is_shut = True
+            if did:
+                self._fail_from(0)
+            return did
+
+    def outcome(self) -> LoadOutcome | None:
+        """The outcome, once nothing more will be copied."""
+        with self._lock:
+            if self._copying or (self._left and not self._is_shut):
+                return None
+            start = self._failed_token
+            failed = [
+                block
+                for load in self.request.chunks
+                if start is not None and load.chunk.token_start >= start
+                for block in load.block_ids
+            ]
+            return LoadOutcome(
+                self.request.request_id, frozenset(failed), frozenset(self._suspects)
+            )
+
+    def _fail_from(self, token: int) -> None:
+        known = self._failed_token
+        self._failed_token = token if known is None else min(token, known)
+
+    def _is_behind_failure(self, chunk: ChunkLoad) -> bool:
+        return self._failed_token is not None and chunk.chunk.token_start >= self._failed_token
+
+
+class Loader:
+    """Starts loads and hands out their outcomes. `submit`, `cancel` and `take_outcomes` are called
+    by the engine's thread and never block."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        link: Link,
+        staging: StagingPool,
+        copier: Copier,
+        counters: Counters,
+        *,
+        threads: int,
+        deadline_s: float,
+    ) -> None:
+        self._shard = shard
+        self._link = link
+        self._staging = staging
+        self._copier = copier
+        self._counters = counters
+        self._deadline_s = deadline_s
+        self._jobs: dict[str, _Job] = {}
+        self._pool = ThreadPoolExecutor(threads, "kvfs-load")
+
+    def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
+        """Begin to load. The blocks are the loader's until the outcome is taken."""
+        assert request.request_id not in self._jobs
+        job = _Job(place, request, after, self._deadline_s)
+        self._jobs[request.request_id] = job
+        self._start(self._open, job, 0)
+
+    def cancel(self, request_id: str) -> None:
+        """Nobody waits for this load any more; its outcome comes soon."""
+        job = self._jobs.get(request_id)
+        if job is not None and job.shut():
+            self._counters.add(f"failed_loads.{Failure.CANCELLED}")
+
+    def take_outcomes(self) -> list[LoadOutcome]:
+        """The loads that ended since the last call."""
+        now_s = time.monotonic()
+        outcomes = []
+        for job in self._jobs.values():
+            if now_s > job.end_s and job.shut():
+                self._counters.add(f"failed_loads.{Failure.LATE}")
+                log.warning("kvfs: a load took over %g s and is given up", self._deadline_s)
+            outcome = job.outcome()
+            if outcome is not None:
+                outcomes.append(outcome)
+                self._counters.add_load_seconds(now_s - job.began_s)
+        for outcome in outcomes:
+            del self._jobs[outcome.request_id]
+        return outcomes
+
+    def close(self) -> None:
+        for job in self._jobs.values():
+            job.shut()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # On the threads --------------------------------------------------------------------------------
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+
+    def _open(self, job: _Job, first: int) -> None:
+        """Open the next chunks, and hand each to a thread; the last of them comes back here."""
+        chunks = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
+        paths = [self._shard.path(job.place, load.chunk) for load in chunks]
+        opened = self._link.ask(lambda client: client.open(paths))
+        if opened is None:
+            for load in job.request.chunks[first:]:
+                self._finish(job, load, Failure.UNAVAILABLE)
+            return
+        batch = _Countdown(len(chunks))
+        for load, file in zip(chunks, opened, strict=True):
+            self._start(self._load, job, load, file, batch, first + len(chunks))
+
+    def _load(
+        self, job: _Job, load: ChunkLoad, file: OpenFile | None, batch: "_Countdown", following: int
+    ) -> None:
+        failure: Failure | None = Failure.INTERNAL
+        try:
+            failure = self._read_and_copy(job, load, file)
+        finally:
+            if file is not None:
+                file.close()
+            self._finish(job, load, failure)
+            if batch.is_last() and following < len(job.request.chunks):
+                self._open(job, following)
+
+    def _read_and_copy(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> Failure | None:
+        if not job.is_wanted(load):
+            return Failure.CANCELLED
+        if file is None:
+            return Failure.MISSING
+        if not 0 < file.size_bytes <= self._staging.slot_bytes:
+            return Failure.FOREIGN
+        with self._staging.slot(job.end_s - time.monotonic()) as slot:
+            if slot is None:
+                return Failure.NO_SLOT
+            try:
+                return self._fill(job, load, file, slot)
+            except OSError as error:
+                log.warning("kvfs: cannot read chunk %s: %s", file.digest.hex(), error)
+                return Failure.IO_ERROR
+
+    def _fill(self, job: _Job, load: ChunkLoad, file: OpenFile, slot: Slot) -> Failure | None:
+        try:
+            data = read_whole(file.fd, file.size_bytes, file.digest, slot.memory)
+        except Corrupt as error:
+            log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
+            self._link.ask(lambda client: client.report_corrupt(file.digest))
+            return Failure.CORRUPT
+        try:
+            header, begin = decode_header(data, file.size_bytes)
+            wrong = self._shard.mismatch(header, job.place, load.chunk)
+        except Corrupt as error:
+            wrong = str(error)
+        if wrong is not None:
+            log.warning("kvfs: a file is not the chunk that its name promises: %s", wrong)
+            return Failure.FOREIGN
+        if not job.enter(load):
+            return Failure.CANCELLED
+        try:
+            self._copier.scatter(
+                self._shard.layouts[load.chunk.group],
+                load.block_ids,
+                load.rows,
+                self._shard.blocks(load.chunk.group),
+                slot.tensor[begin : file.size_bytes],
+                job.after,
+            )
+        finally:
+            job.leave()
+        self._counters.add("loaded_bytes", file.size_bytes)
+        return None
+
+    def _finish(self, job: _Job, load: ChunkLoad, failure: Failure | None) -> None:
+        if failure is None:
+            self._counters.add("loaded_chunks")
+        elif failure is not Failure.CANCELLED:
+            self._counters.add(f"failed_loads.{failure}")
+        job.finish_chunk(load, failure)
+
+
+class _Countdown:
+    """Counts a batch down; thread-safe."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+
+    def is_last(self) -> bool:
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+def _log_surprise(future: "Future[object]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("kvfs: a load failed in an unforeseen way", exc_info=error)

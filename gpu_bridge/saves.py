@@ -1,0 +1,324 @@
+"""Saves: the engine's blocks into chunk files, behind the engine's back.
+
+A save has two ends that the engine hears of. *Settled*: its blocks may be reused, since they were
+copied to a slot or will not be. *Ended*: the chunk is published, or it is not and never will be. A
+save that must settle before its copy began is given up; one whose copy is under way when its blocks
+are about to be reused is finished and thrown away. Nothing here fails a request.
+"""
+
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import xxhash
+
+from gpu_bridge.copies import Copier, Mark
+from gpu_bridge.counters import Counters
+from gpu_bridge.files import write_whole
+from gpu_bridge.link import Link, is_chunk_size
+from gpu_bridge.plan import ChunkSave, Place
+from gpu_bridge.shard import Shard
+from gpu_bridge.staging import Slot, StagingPool
+from kvfs.chunk import chunk_info, encode_header
+from kvfs.client import Client, Staged, StagedFile
+from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SLOT_DEADLINE_S
+from kvfs.digest import digest_of
+from kvfs.errors import OutOfSpace
+
+log = logging.getLogger(__name__)
+
+_BATCH = 16  # chunks that are staged and published together
+
+
+class Drop(enum.StrEnum):
+    """Why a chunk was not saved."""
+
+    QUEUE_FULL = "queue_full"
+    UNAVAILABLE = "unavailable"
+    NO_SPACE = "no_space"
+    NO_SLOT = "no_slot"
+    FENCED = "fenced"  # its blocks were needed before they were copied
+    IO_ERROR = "io_error"
+    CLOSED = "closed"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnd:
+    """A save is over. `is_stored`: the chunk is in the store, by this save or before it."""
+
+    job: int
+    is_stored: bool
+
+
+class _Job:
+    """One chunk to save."""
+
+    def __init__(self, place: Place, save: ChunkSave, after: Mark | None) -> None:
+        self.place = place
+        self.save = save
+        self.after = after
+        self.settled = threading.Event()
+        self.is_given_up = False  # set once, before or while it is copied; then its bytes are void
+
+    def settle(self) -> None:
+        self.settled.set()
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+        self.settled.set()
+
+
+class Saver:
+    """Takes chunks and reports their ends. `submit`, `settle`, `is_settled`, `take_settled` and
+    `take_ends` are called by the engine's thread; only `settle` waits, and no longer than it is
+    told."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        link: Link,
+        staging: StagingPool,
+        copier: Copier,
+        counters: Counters,
+        *,
+        threads: int,
+    ) -> None:
+        self._shard = shard
+        self._link = link
+        self._staging = staging
+        self._copier = copier
+        self._counters = counters
+        self._lock = threading.Condition()
+        self._jobs: dict[int, _Job] = {}
+        self._settled: list[int] = []
+        self._ends: list[SaveEnd] = []
+        self._pool = ThreadPoolExecutor(threads, "kvfs-save")
+        # Half of the slots, or all but one, stay with the loads.
+        self._spare_slots = staging.count // 2
+
+    def submit(self, place: Place, saves: Sequence[ChunkSave], after: Mark | None) -> None:
+        """Begin to save. The blocks must keep their content until their save settles."""
+        jobs = [_Job(place, save, after) for save in saves]
+        with self._lock:
+            room = max(0, BRIDGE_SAVES_MAX - len(self._jobs))
+            self._jobs |= {job.save.job: job for job in jobs}
+        for start in range(0, min(room, len(jobs)), _BATCH):
+            self._start(self._begin, jobs[start : min(room, start + _BATCH)])
+        for job in jobs[room:]:
+            self._drop(job, Drop.QUEUE_FULL)
+
+    def settle(self, jobs: Iterable[int], deadline_s: float) -> None:
+        """Return when the blocks of these saves may be written: wait for their copies until the
+        deadline, then give up those that are left."""
+        end_s = time.monotonic() + deadline_s
+        for number in jobs:
+            with self._lock:
+                job = self._jobs.get(number)
+            if job is not None and not job.settled.wait(max(0.0, end_s - time.monotonic())):
+                job.give_up()
+
+    def is_settled(self, number: int) -> bool:
+        with self._lock:
+            job = self._jobs.get(number)
+        return job is None or job.settled.is_set()
+
+    def take_settled(self) -> list[int]:
+        """Saves that settled since the last call."""
+        with self._lock:
+            taken, self._settled = self._settled, []
+        return taken
+
+    def take_ends(self) -> list[SaveEnd]:
+        """Saves that ended since the last call."""
+        with self._lock:
+            taken, self._ends = self._ends, []
+        return taken
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until everything submitted has ended; False at the deadline."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._jobs, deadline_s)
+
+    def close(self, deadline_s: float) -> None:
+        """Finish what can be finished in time, drop the rest."""
+        if not self.flush(deadline_s):
+            log.warning("kvfs: %d chunks were not saved before the end", len(self._jobs))
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            left = list(self._jobs.values())
+        for job in left:
+            job.give_up()
+
+    # On the threads --------------------------------------------------------------------------------
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+
+    def _begin(self, jobs: Sequence[_Job]) -> None:
+        try:
+            self._hand_out(jobs)
+        except BaseException:
+            for job in jobs:
+                self._drop(job, Drop.INTERNAL)
+            raise
+
+    def _hand_out(self, jobs: Sequence[_Job]) -> None:
+        """Leave out what the store has, make files for the rest, and hand each to a thread."""
+        jobs = self._without_known(jobs)
+        if not jobs:
+            return
+        try:
+            staged = self._link.ask(lambda client: self._stage(client, jobs))
+        except OutOfSpace:
+            staged, reason = None, Drop.NO_SPACE
+        else:
+            reason = Drop.UNAVAILABLE
+        if staged is None:
+            for job in jobs:
+                self._drop(job, reason)
+            return
+        batch = _Batch(len(jobs))
+        for job, file in zip(jobs, staged, strict=True):
+            self._start(self._save, job, file, batch)
+
+    def _without_known(self, jobs: Sequence[_Job]) -> list[_Job]:
+        asked = [job for job in jobs if not job.save.is_replacing]
+        paths = [self._shard.path(job.place, job.save.chunk) for job in asked]
+        sizes = self._link.ask(lambda client: client.lookup(paths)) if paths else []
+        if sizes is None:
+            for job in jobs:
+                self._drop(job, Drop.UNAVAILABLE)
+            return []
+        known = {
+            job.save.job for job, size in zip(asked, sizes, strict=True) if is_chunk_size(size)
+        }
+        for job in asked:
+            if job.save.job in known:
+                self._counters.add("known_chunks")
+                self._end(job, is_stored=True)
+        return [job for job in jobs if job.save.job not in known]
+
+    def _stage(self, client: Client, jobs: Sequence[_Job]) -> list[Staged]:
+        return client.stage([self._file_bytes(job) for job in jobs])
+
+    def _file_bytes(self, job: _Job) -> int:
+        chunk = job.save.chunk
+        header = self._shard.header(job.place, chunk, job.save.token_ids)
+        return len(encode_header(header)) + self._shard.payload_bytes(chunk.group)
+
+    def _save(self, job: _Job, file: Staged, batch: "_Batch") -> None:
+        ready: StagedFile | Drop = Drop.INTERNAL
+        try:
+            ready = self._copy_and_write(job, file)
+        finally:
+            os.close(file.fd)
+            if isinstance(ready, Drop):
+                self._drop(job, ready)
+            if batch.add(job, file, ready):
+                self._publish(batch)
+
+    def _copy_and_write(self, job: _Job, file: Staged) -> StagedFile | Drop:
+        with self._staging.slot(BRIDGE_SLOT_DEADLINE_S, spare=self._spare_slots) as slot:
+            if slot is None:
+                return Drop.NO_SLOT
+            if job.is_given_up:
+                return Drop.FENCED
+            began_s = time.monotonic()
+            chunk = job.save.chunk
+            begin = len(encode_header(self._shard.header(job.place, chunk, job.save.token_ids)))
+            end = begin + self._shard.payload_bytes(chunk.group)
+            self._copier.gather(
+                self._shard.layouts[chunk.group],
+                job.save.block_ids,
+                slot.tensor[begin:end],
+                job.after,
+            )
+            if job.is_given_up:  # the blocks may have been written meanwhile
+                return Drop.FENCED
+            self._note_settled(job)
+            try:
+                return self._write(job, file, slot, begin, end)
+            except OSError as error:
+                log.warning("kvfs: cannot write a chunk: %s", error)
+                return Drop.IO_ERROR
+            finally:
+                self._counters.add("save_seconds", time.monotonic() - began_s)
+
+    def _write(self, job: _Job, file: Staged, slot: Slot, begin: int, end: int) -> StagedFile:
+        save = job.save
+        payload_digest = xxhash.xxh3_128(slot.memory[begin:end]).digest()
+        header = self._shard.header(job.place, save.chunk, save.token_ids, payload_digest)
+        slot.memory[:begin] = encode_header(header)
+        digest = digest_of(slot.memory[:end])
+        write_whole(file.fd, slot.memory[:end])
+        path = self._shard.path(job.place, save.chunk)
+        return StagedFile(file.token, path, digest, end, chunk_info(header))
+
+    def _publish(self, batch: "_Batch") -> None:
+        files = [ready for _, ready in batch.ready]
+        if batch.void:
+            self._link.ask(lambda client: client.discard(batch.void))
+        if not files:
+            return
+        reason = Drop.UNAVAILABLE
+        try:
+            published = self._link.ask(lambda client: (client.publish(files), True)[1])
+        except OutOfSpace:
+            published, reason = None, Drop.NO_SPACE
+        for job, file in batch.ready:
+            if published is None:
+                self._drop(job, reason)
+                continue
+            self._counters.add("saved_chunks")
+            self._counters.add("saved_bytes", file.size_bytes)
+            self._end(job, is_stored=True)
+
+    # Ends ------------------------------------------------------------------------------------------
+    def _note_settled(self, job: _Job) -> None:
+        job.settle()
+        with self._lock:
+            self._settled.append(job.save.job)
+
+    def _drop(self, job: _Job, reason: Drop) -> None:
+        if self._end(job, is_stored=False):
+            self._counters.add(f"dropped_saves.{reason}")
+
+    def _end(self, job: _Job, *, is_stored: bool) -> bool:
+        """Report the end, once; whether this was it."""
+        job.settle()
+        with self._lock:
+            if self._jobs.pop(job.save.job, None) is None:
+                return False
+            self._ends.append(SaveEnd(job.save.job, is_stored))
+            self._lock.notify_all()
+        return True
+
+
+class _Batch:
+    """Collects the files of one batch; thread-safe until it is full, then the last one's alone."""
+
+    def __init__(self, count: int) -> None:
+        self.ready: list[tuple[_Job, StagedFile]] = []
+        self.void: list[int] = []
+        self._left = count
+        self._lock = threading.Lock()
+
+    def add(self, job: _Job, file: Staged, ready: StagedFile | Drop) -> bool:
+        """Whether this was the last."""
+        with self._lock:
+            if isinstance(ready, StagedFile):
+                self.ready.append((job, ready))
+            else:
+                self.void.append(file.token)
+            self._left -= 1
+            return self._left == 0
+
+
+def _log_surprise(future: "Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("kvfs: a save failed in an unforeseen way", exc_info=error)
