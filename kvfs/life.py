@@ -105,7 +105,7 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
         known = []
     order: list[BlobDirectory | None] = []
     for store_id, path in known:
-        directory = opened.pop(store_id, None)
+        directory = opened.pop(store_id) if store_id in opened else None
         if directory is None:
             directory = _reopen(store_id, path)
             if directory is not None:

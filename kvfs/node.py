@@ -3,8 +3,8 @@
 Everything runs in one trio thread, so a function without `await` is atomic against all others;
 `await` stands only where bytes are hashed or removed, in worker threads. What must not interleave:
 
-- A blob's file and its record change in one piece of sync code (`publish`, `Reclaim.reap`, `_lose`),
-  so no one sees a record without its file. A crash in between is what intents and dooms are for.
+- A blob's file and its record change in one piece of sync code (`publish`, `Reclaim.reap`,
+  `_lose`), so no one sees a record without its file. Intents and dooms are for a crash in between.
 - `Reclaim.make_room` holds a lock, since two writers would count the same freed bytes.
 
 Bytes do not pass through here: readers and writers get descriptors.
@@ -107,7 +107,7 @@ class Counters:
 
 
 class Node:
-    """See the module's docstring. Made by `kvfs.life.running`, which also recovers and closes it."""
+    """See the module's docstring. `kvfs.life.running` makes, recovers and closes it."""
 
     def __init__(
         self,

@@ -1,0 +1,338 @@
+"""What a node answers its clients: one handler an operation, and the types of its arguments."""
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import trio
+
+from kvfs.config import (
+    BATCH_ITEMS_MAX,
+    CHUNK_BYTES_MAX,
+    DESCRIPTORS_PER_MESSAGE_MAX,
+    STAGES_PER_CLIENT_MAX,
+)
+from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError
+from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo, Inode
+from kvfs.names import check_path
+from kvfs.node import Content, Node, Stage
+from kvfs.status import status_of
+from kvfs.upkeep import collect_garbage, rebuild
+from kvfs.wire import (
+    PROTOCOL,
+    Request,
+    check_batch,
+    pack_chunk_entry,
+    pack_entry,
+    pack_record,
+    unpack_record,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One client's connection: who it is, and the stages that it has not published yet."""
+
+    node: Node
+    uid: int
+    gid: int
+    stages: dict[int, Stage] = field(default_factory=dict)
+    serial: int = 0
+
+    def close(self) -> None:
+        """Drop what the client left unfinished."""
+        for stage in self.stages.values():
+            self.node.discard(stage)
+        self.stages.clear()
+
+
+Handler = Callable[[Session, list[Any], list[int]], Awaitable[Any]]
+
+
+async def answer(session: Session, request: Request, descriptors: list[int]) -> Any:
+    """Do what a client asks; the result. Descriptors for the client are added to `descriptors`, and
+    are the caller's to close. Raises `KvfsError` and OSError."""
+    handler = _HANDLERS.get(request.operation)
+    if handler is None:
+        raise InvalidInput(
+            request.operation, "no such operation; client and node differ in version"
+        )
+    kinds, function = handler
+    arguments = request.arguments
+    if len(arguments) != len(kinds) or any(
+        type(value) is not kind for value, kind in zip(arguments, kinds, strict=True)
+    ):
+        raise InvalidInput(request.operation, "wrong arguments; client and node differ in version")
+    return await function(session, arguments, descriptors)
+
+
+async def _hello(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    if arguments[0] != PROTOCOL:
+        raise InvalidInput(
+            "hello", f"the client speaks protocol {arguments[0]}, this node {PROTOCOL}; upgrade one"
+        )
+    return [PROTOCOL, session.node.store_id]
+
+
+def _paths(values: list[Any], limit: int = BATCH_ITEMS_MAX) -> list[bytes]:
+    check_batch(values, bytes, limit, "paths")
+    return values
+
+
+async def _sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    sizes = session.node.meta.sizes(_paths(arguments[0]))
+    counters = session.node.counters
+    counters.lookups += len(sizes)
+    counters.lookup_hits += len(sizes) - sizes.count(None)
+    return sizes
+
+
+async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node = session.node
+    opened: list[Any] = []
+    used = []
+    for inode in node.meta.resolve(_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX)):
+        fd = node.open_inode(inode) if inode is not None and inode.is_published else None
+        if inode is None or fd is None:
+            opened.append(None)
+        else:
+            descriptors.append(fd)
+            used.append(inode.ino)
+            opened.append([inode.size_bytes, inode.digest])
+    if arguments[1]:
+        node.touch(used)
+    return opened
+
+
+async def _stage(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node = session.node
+    sizes = arguments[0]
+    check_batch(sizes, int, DESCRIPTORS_PER_MESSAGE_MAX, "sizes")
+    if len(session.stages) + len(sizes) > STAGES_PER_CLIENT_MAX:
+        raise InvalidInput(
+            "stage", f"at most {STAGES_PER_CLIENT_MAX} files at a time; publish first"
+        )
+    tokens: list[int] = []
+    try:
+        for size_bytes in sizes:
+            if not 0 <= size_bytes <= CHUNK_BYTES_MAX:
+                raise InvalidInput("size", f"{size_bytes} is not in 0..{CHUNK_BYTES_MAX}")
+            stage = node.stage(size_bytes)
+            session.serial += 1
+            session.stages[session.serial] = stage
+            tokens.append(session.serial)
+            await node.reserve(stage, size_bytes)
+    except KvfsError:
+        _drop_stages(session, tokens)
+        raise
+    descriptors += [os.dup(session.stages[token].fd) for token in tokens]
+    return tokens
+
+
+def _drop_stages(session: Session, tokens: list[int]) -> None:
+    for token in tokens:
+        stage = session.stages.pop(token, None)
+        if stage is not None:
+            session.node.discard(stage)
+
+
+async def _discard(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    check_batch(arguments[0], int, STAGES_PER_CLIENT_MAX, "tokens")
+    _drop_stages(session, arguments[0])
+    return None
+
+
+async def _publish(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    check_batch(arguments[0], list, STAGES_PER_CLIENT_MAX, "files")
+    node = session.node
+    contents = [_content(session, item) for item in arguments[0]]
+    if len({id(content.stage) for content in contents}) != len(contents):
+        raise InvalidInput("publish", "a token is named twice")
+    if node.config.fsync:
+        for content in contents:
+            await trio.to_thread.run_sync(os.fsync, content.stage.fd)
+    try:
+        node.publish(contents)
+    finally:
+        for item in arguments[0]:
+            stage = session.stages.pop(item[0])
+            if stage.is_open:
+                node.discard(stage)
+            else:
+                os.close(stage.fd)
+    return None
+
+
+def _content(session: Session, item: list[Any]) -> Content:
+    match item:
+        case [int(token), bytes(path), bytes(digest), int(size_bytes), chunk]:
+            stage = session.stages.get(token)
+            if stage is None:
+                raise InvalidInput("token", f"{token} is not staged on this connection")
+            if len(digest) != DIGEST_BYTES:
+                raise InvalidInput("digest", f"has {len(digest)} bytes; {DIGEST_BYTES} are needed")
+            if os.fstat(stage.fd).st_size != size_bytes:
+                raise InvalidInput("size", f"the staged file does not hold {size_bytes} bytes")
+            return Content(
+                stage,
+                digest,
+                size_bytes,
+                session.node.now_ns(),
+                path=check_path(path),
+                uid=session.uid,
+                gid=session.gid,
+                chunk=None if chunk is None else unpack_record(ChunkInfo, chunk),
+            )
+    raise InvalidInput("publish", "is not [token, path, digest, size, chunk]")
+
+
+async def _report_corrupt(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    try:
+        await session.node.check_content(arguments[0], again=True)
+    except Corrupt:
+        return True
+    return False
+
+
+async def _touch(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    found = session.node.meta.resolve(_paths(arguments[0]))
+    session.node.touch([inode.ino for inode in found if inode is not None])
+    return None
+
+
+async def _stat(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    inode = session.node.meta.resolve([arguments[0]])[0]
+    return None if inode is None else pack_record(inode)
+
+
+def _directory(node: Node, path: bytes) -> Inode:
+    inode = node.meta.resolve([path])[0]
+    if inode is None:
+        raise NamespaceError(errno.ENOENT, path)
+    return inode
+
+
+async def _list(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    path, after, limit = arguments
+    meta = session.node.meta
+    parent = _directory(session.node, path).ino
+    return [pack_entry(e) for e in meta.entries(parent, after, _limit(limit))]
+
+
+async def _children(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    namespace, parent, after, limit = arguments
+    node = session.node
+    found = node.meta.children(_directory(node, namespace).ino, parent, after, _limit(limit))
+    return [pack_chunk_entry(entry) for entry in found]
+
+
+async def _children_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    namespace, parents, limit = arguments
+    check_batch(parents, bytes, BATCH_ITEMS_MAX, "parents")
+    if len(parents) * _limit(limit) > BATCH_ITEMS_MAX:
+        raise InvalidInput("limit", f"parents times limit exceed {BATCH_ITEMS_MAX}")
+    meta = session.node.meta
+    ino = _directory(session.node, namespace).ino
+    return [
+        [pack_chunk_entry(entry) for entry in meta.children(ino, parent, 0, limit)]
+        for parent in parents
+    ]
+
+
+def _limit(value: int) -> int:
+    if not 0 < value <= BATCH_ITEMS_MAX:
+        raise InvalidInput("limit", f"{value} is not in 1..{BATCH_ITEMS_MAX}")
+    return value
+
+
+async def _chunk(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    inode = session.node.meta.resolve([arguments[0]])[0]
+    info = None if inode is None else session.node.meta.chunk(inode.ino)
+    return None if info is None else pack_record(info)
+
+
+async def _blobs(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    check_batch(arguments[0], bytes, BATCH_ITEMS_MAX, "digests")
+    found = session.node.meta.blobs(arguments[0])
+    return [None if blob is None else pack_record(blob) for blob in found]
+
+
+async def _paths_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    meta = session.node.meta
+    return [path for ino in meta.holders(arguments[0]) for path in meta.paths_of(ino)]
+
+
+async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    meta = session.node.meta
+    pinned = 0
+    for path in _paths(arguments[0]):
+        inode = meta.resolve([path])[0]
+        if inode is not None and inode.is_regular:
+            meta.set_pinned(inode.ino, arguments[1])
+            pinned += 1
+    return pinned
+
+
+async def _evict(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    found = session.node.meta.resolve(_paths(arguments[0]))
+    inos = {
+        inode.ino
+        for inode in found
+        if inode is not None and inode.is_published and not inode.pinned
+    }
+    session.node.drop_files(list(inos))
+    return len(inos)
+
+
+async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    inode = session.node.meta.resolve([arguments[0]])[0]
+    if inode is None or not inode.is_published:
+        raise NamespaceError(errno.ENOENT, arguments[0])
+    fd = session.node.open_inode(inode)
+    if fd is None:
+        return False
+    os.close(fd)
+    try:
+        await session.node.check_content(inode.digest, again=True)
+    except Corrupt:
+        return False
+    return True
+
+
+async def _gc(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return asdict(await collect_garbage(session.node))
+
+
+async def _rebuild(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return await rebuild(session.node)
+
+
+async def _status(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return status_of(session.node)
+
+
+_HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
+    "hello": ((int,), _hello),
+    "sizes": ((list,), _sizes),
+    "open": ((list, bool), _open),
+    "stage": ((list,), _stage),
+    "discard": ((list,), _discard),
+    "publish": ((list,), _publish),
+    "report_corrupt": ((bytes,), _report_corrupt),
+    "touch": ((list,), _touch),
+    "stat": ((bytes,), _stat),
+    "list": ((bytes, bytes, int), _list),
+    "children": ((bytes, bytes, int, int), _children),
+    "children_of": ((bytes, list, int), _children_of),
+    "chunk": ((bytes,), _chunk),
+    "blobs": ((list,), _blobs),
+    "paths_of": ((bytes,), _paths_of),
+    "set_pinned": ((list, bool), _set_pinned),
+    "evict": ((list,), _evict),
+    "verify": ((bytes,), _verify),
+    "gc": ((), _gc),
+    "rebuild": ((), _rebuild),
+    "status": ((), _status),
+}
