@@ -1,8 +1,9 @@
 """From a configuration to a running node, and back: locks, recovery, background work, clean stop.
 
-`running` is what `kvfs mount` and `kvfs serve` have in common. A store whose machine went down while
-a node ran has metadata that no one vouches for (LMDB does not sync each transaction): it is
-dropped, and the names of chunk files are rebuilt from their headers. A killed process costs nothing.
+`running` is what `kvfs mount` and `kvfs serve` have in common. A store whose machine went down
+while a node ran has metadata that no one vouches for (LMDB does not sync each transaction): it is
+dropped, and the names of chunk files are rebuilt from their headers. A killed process costs
+nothing.
 """
 
 import json
@@ -105,12 +106,13 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
         known = []
     order: list[BlobDirectory | None] = []
     for store_id, path in known:
-        directory = opened.pop(store_id) if store_id in opened else None
-        if directory is None:
-            directory = _reopen(store_id, path)
-            if directory is not None:
-                stack.callback(directory.close)
-        order.append(directory)
+        if store_id in opened:
+            order.append(opened.pop(store_id))
+            continue
+        absent_or_back = _reopen(store_id, path)
+        if absent_or_back is not None:
+            stack.callback(absent_or_back.close)
+        order.append(absent_or_back)
     order += opened.values()
     if order[0] is None or order[0].path != home:
         raise InvalidInput(
