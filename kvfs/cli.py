@@ -17,6 +17,7 @@ from kvfs.arguments import build_parser
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
 
 if TYPE_CHECKING:
+    from kvfs.locate import Mounted
     from kvfs.shell import Session
 
 FOUND_PROBLEM = 1
@@ -61,6 +62,14 @@ def _complain(name: str, text: str, code: int) -> int:
     return code
 
 
+def _find_mounts() -> "Sequence[Mounted]":
+    """The kvfs mounts that this process can see."""
+    from kvfs.locate import Mounted
+    from mount.point import find_mounts
+
+    return [Mounted(item.mountpoint, item.store) for item in find_mounts()]
+
+
 # Commands that look at a store --------------------------------------------------------------------
 def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
     """Find the store, connect to its node (or start a short-lived one) and run a command."""
@@ -68,12 +77,11 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
     def run(arguments: Arguments) -> int:
         from kvfs.client import Client
         from kvfs.locate import is_store, locate
-        from kvfs.operate import find_mounted
         from kvfs.progress import choose_progress
         from kvfs.shell import Session
 
         paths = getattr(arguments, "paths", [])
-        place = locate(arguments.store, paths, find_mounted)
+        place = locate(arguments.store, paths, _find_mounts)
         if not is_store(place.store):
             raise InvalidInput(
                 str(place.store),
@@ -201,23 +209,24 @@ def _doctor(arguments: Arguments) -> int:
     from kvfs.locate import locate
 
     try:
-        store = locate(arguments.store, (), operate.find_mounted).store
+        store = locate(arguments.store, (), _find_mounts).store
     except InvalidInput as error:  # several mounts: the machine can be examined without a store
         raise Unavailable(str(error)) from error
-    return operate.doctor(store, sys.stdout, is_json=arguments.json)
+    return operate.doctor(store, _find_mounts, sys.stdout, is_json=arguments.json)
 
 
 def _config(arguments: Arguments) -> int:
     from kvfs import operate
 
     if arguments.engine == "vllm":
-        return operate.print_vllm_config(arguments.store, arguments.model, sys.stdout)
+        return operate.print_vllm_config(arguments.store, arguments.model, _find_mounts, sys.stdout)
     return operate.print_lmcache_config(
         arguments.store,
         arguments.mountpoint,
         arguments.model,
         port=arguments.port,
         adapter=arguments.adapter,
+        find_mounts=_find_mounts,
         out=sys.stdout,
     )
 

@@ -6,7 +6,6 @@ integers in bytes or text with a unit ("200GiB", "1.5TB"); `min_free` may also b
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,6 +154,8 @@ def load_config(
     `max_bytes` its limits. Raises `InvalidInput`, naming the key; nothing is created."""
     table: Mapping[str, Any] = {}
     if file is not None:
+        import tomllib  # here: engines and the shell take limits from this module, and read no file
+
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:

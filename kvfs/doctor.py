@@ -20,12 +20,12 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.locate import Mounted, is_store
+from kvfs.locate import FindMounts, is_store
 from kvfs.render import size_text
 
 PASSTHROUGH_KERNEL = (6, 9)
@@ -59,7 +59,7 @@ class Finding:
     advice: str = ""
 
 
-def examine(store: Path, find_mounts: Callable[[], Sequence[Mounted]]) -> Iterator[Finding]:
+def examine(store: Path, find_mounts: FindMounts) -> Iterator[Finding]:
     """All findings, in the order in which a newcomer would repair them."""
     yield from check_packages()
     yield check_kernel(platform.release())
@@ -226,7 +226,7 @@ def has_sys_admin(status_file: Path) -> bool:
     return match is not None and bool(int(match[1], 16) >> _CAP_SYS_ADMIN_BIT & 1)
 
 
-def check_mounts(find_mounts: Callable[[], Sequence[Mounted]]) -> Iterator[Finding]:
+def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
     """Mounts of kvfs that no process serves any more, or that do not answer."""
     for mount in find_mounts():
         name = f"mount {mount.mountpoint}"

@@ -22,6 +22,9 @@ class Mounted:
     store: Path
 
 
+FindMounts = Callable[[], Sequence[Mounted]]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A store and paths from the root of its namespace, without a leading slash."""
@@ -34,7 +37,7 @@ class Place:
 def locate(
     store: Path | None,
     paths: Sequence[str],
-    find_mounts: Callable[[], Sequence[Mounted]],
+    find_mounts: FindMounts,
     fallback: Callable[[], Path] = default_store,
 ) -> Place:
     """Find the store and its namespace paths. Raises `InvalidInput` when two stores are meant, or

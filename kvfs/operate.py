@@ -14,7 +14,7 @@ from typing import IO
 
 from kvfs.config import Config, load_config, parse_config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.locate import CONFIG_NAME, Mounted, is_store, locate
+from kvfs.locate import CONFIG_NAME, FindMounts, is_store, locate
 
 LOG_BYTES_MAX = 8 * 1024 * 1024  # of node.log; one older file of that size is kept
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -49,15 +49,6 @@ CONFIG_TEMPLATE = """\
 # allow_other = false
 # read_ahead_kib = 1024
 """
-
-
-def find_mounted() -> Sequence[Mounted]:
-    """The running kvfs mounts of this machine."""
-    try:
-        from mount.point import find_mounts
-    except ImportError:  # installed without the mount: nothing of ours can be mounted here
-        return []
-    return [Mounted(Path(item.mountpoint), Path(item.store)) for item in find_mounts()]
 
 
 def configure(
@@ -162,11 +153,13 @@ def init(directory: Path, out: IO[str]) -> int:
     return 0
 
 
-def print_vllm_config(store: Path | None, model: str | None, out: IO[str]) -> int:
+def print_vllm_config(
+    store: Path | None, model: str | None, find_mounts: FindMounts, out: IO[str]
+) -> int:
     """`kvfs config vllm`."""
     from kvfs.configs import MODEL_PLACEHOLDER, vllm_config
 
-    out.write(vllm_config(locate(store, (), find_mounted).store, model or MODEL_PLACEHOLDER))
+    out.write(vllm_config(locate(store, (), find_mounts).store, model or MODEL_PLACEHOLDER))
     return 0
 
 
@@ -177,13 +170,14 @@ def print_lmcache_config(
     *,
     port: int | None,
     adapter: str,
+    find_mounts: FindMounts,
     out: IO[str],
 ) -> int:
     """`kvfs config lmcache`."""
     from kvfs.configs import LMCACHE_PORT, MODEL_PLACEHOLDER, lmcache_config
 
     if mountpoint is None:
-        mountpoint = locate(store, (), find_mounted).mountpoint
+        mountpoint = locate(store, (), find_mounts).mountpoint
     if mountpoint is None:
         raise InvalidInput("lmcache", "no mount is running; mount one, or name --mountpoint DIR")
     out.write(
@@ -197,14 +191,14 @@ def print_lmcache_config(
     return 0
 
 
-def doctor(store: Path, out: IO[str], *, is_json: bool) -> int:
+def doctor(store: Path, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
     """`kvfs doctor`: exit code 1 when something does not work."""
     from kvfs.doctor import Level, examine
     from kvfs.render import write_json
 
     has_failed = False
     documents = []
-    for finding in examine(store, find_mounted):
+    for finding in examine(store, find_mounts):
         has_failed |= finding.level is Level.FAIL
         if is_json:
             documents.append(
