@@ -1,3 +1,3 @@
-"""kvfs: the file system for KV caches. This package holds the store; no FUSE, torch or vLLM in it."""
+"""kvfs: the file system for KV caches. Here is the store: no FUSE, torch or vLLM in it."""
 
 __version__ = "0.1.0"

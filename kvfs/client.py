@@ -123,7 +123,7 @@ class Client:
     ) -> None:
         self.close()
 
-    # What an engine needs --------------------------------------------------------------------------
+    # What an engine needs ------------------------------------------------------------------------
     def lookup(self, paths: Sequence[bytes]) -> list[int | None]:
         """The size in bytes of each published file; None is a miss."""
         sizes: list[int | None] = []
@@ -180,7 +180,7 @@ class Client:
         for batch in _batches(paths, BATCH_ITEMS_MAX):
             self._call("touch", batch)
 
-    # What a shell needs ----------------------------------------------------------------------------
+    # What a shell needs --------------------------------------------------------------------------
     def stat(self, path: bytes) -> Inode | None:
         value = self._call("stat", path)[0]
         return None if value is None else unpack_record(Inode, value)
@@ -255,7 +255,7 @@ class Client:
         status: dict[str, Any] = self._call("status")[0]
         return status
 
-    # The connection --------------------------------------------------------------------------------
+    # The connection ------------------------------------------------------------------------------
     def _call(
         self, operation: str, *arguments: Any, deadline_s: float | None = None
     ) -> tuple[Any, Sequence[int]]:

@@ -50,7 +50,7 @@ class Corrupt(KvfsError):
 
 
 class Unavailable(KvfsError):
-    """The other side does not answer: no node, a deadline passed, a store in use by another node."""
+    """The other side does not answer: no node, a deadline passed, a store in use already."""
 
 
 def is_transient(error: BaseException) -> bool:

@@ -23,9 +23,7 @@ from kvfs import evict
 from kvfs.blobs import BlobDirectory
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config
-from kvfs.digest import digest_file
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
-from kvfs.headers import read_header
 from kvfs.meta.contract import (
     ChunkInfo,
     Inode,
@@ -37,6 +35,7 @@ from kvfs.meta.contract import (
 from kvfs.names import parse_chunk_path
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space, allocated_bytes
+from kvfs.stored import digest_file, read_header
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Giving room back: files of doomed blobs are taken away at once and unlinked at leisure.
 
-Unlinking a large file takes milliseconds, so it is done in a worker thread; the rename that takes it
-out of the way is not noticeable. Until it is unlinked its bytes count as trash.
+Unlinking a large file takes milliseconds, so it is done in a worker thread; the rename that takes
+it out of the way is not noticeable. Until it is unlinked its bytes count as trash.
 """
 
 import logging

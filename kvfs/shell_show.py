@@ -8,10 +8,10 @@ from typing import Any
 from kvfs.chunk import DTYPE_BYTES, ChunkHeader, TensorSpec, payload_bytes
 from kvfs.client import Client
 from kvfs.errors import Corrupt
-from kvfs.headers import read_header
 from kvfs.inspect import FileFacts, describe
 from kvfs.render import count_text, escape, facts, mode_text, size_text, table, write_json
 from kvfs.shell import Session, inode_document
+from kvfs.stored import read_header
 
 SAME_BYTES_SHOWN = 10
 

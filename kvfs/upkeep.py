@@ -10,10 +10,10 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.chunk import ChunkHeader, chunk_info
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
-from kvfs.headers import read_header
 from kvfs.meta.contract import Publication
 from kvfs.names import chunk_path, namespace_path
 from kvfs.node import Node
+from kvfs.stored import read_header
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ PURE = {
     "kvfs.configs",
     "kvfs.names",
     "kvfs.chunk",
+    "kvfs.digest",
     "kvfs.wire",
     "kvfs.schedule",
     "kvfs.evict",

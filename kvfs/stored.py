@@ -1,10 +1,25 @@
-"""Reading the header of a chunk file from a descriptor, without its payload."""
+"""What lies in a stored file, read through a descriptor: its digest, its chunk header."""
 
 import os
+
+import xxhash
 
 from kvfs.chunk import ChunkHeader, decode_header, header_bytes_needed
 from kvfs.config import PAGE_BYTES
 from kvfs.errors import Corrupt
+
+_READ_BYTES = 4 * 1024 * 1024
+
+
+def digest_file(fd: int) -> tuple[int, bytes]:
+    """The size in bytes and the digest of an open file, read from its start. May block."""
+    hasher = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    size_bytes = 0
+    while count := os.preadv(fd, [buffer], size_bytes):
+        hasher.update(buffer[:count])
+        size_bytes += count
+    return size_bytes, hasher.digest()
 
 
 def read_header(fd: int, file_bytes: int) -> ChunkHeader:
