@@ -23,7 +23,8 @@ from kvfs.meta.contract import ROOT_INO, ChunkInfo, Publication, Published, Rena
 from kvfs.meta.lmdb import LmdbEngine
 
 NAMES = st.sampled_from([b"a", b"b", b"c", b"d" * 255])
-PICKS = st.integers(0, 30)  # which of those that exist, and sometimes one that does not
+PICKS = st.integers(0, 1023)  # which of those that fit, and one time in 16 any or none
+ODD = st.sampled_from([False] * 7 + [True])  # whether to ask for what must be refused
 DIGESTS = st.integers(1, 5)
 KINDS = st.sampled_from([stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO])
 T = TypeVar("T")
@@ -106,6 +107,12 @@ class MetaMachine(RuleBasedStateMachine):
         self.engine = LmdbEngine.open(Path(self.scratch.name), now_ns=0)
         self.model = Model({ROOT_INO: Node(stat.S_IFDIR, {})})
         self.clock_ns = 1000
+        # Something to begin with, so that fewer steps are refused.
+        outer = self._make(ROOT_INO, b"a", stat.S_IFDIR)
+        inner = self._make(outer, b"b", stat.S_IFDIR)
+        self._make(inner, b"a", stat.S_IFREG)
+        self._publish_path([b"a"], b"c", 1, chunked=True)
+        self._publish_path([], b"c", 2, chunked=False)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -116,11 +123,24 @@ class MetaMachine(RuleBasedStateMachine):
         self.clock_ns += 100
         return self.clock_ns
 
-    def pick(self, number: int, *, directory: bool = False) -> int:
-        inos = sorted(
-            ino for ino, n in self.model.nodes.items() if n.names is not None or not directory
-        )
-        return inos[number] if number < len(inos) else [UNKNOWN_INO, *inos][number % len(inos)]
+    def pick(self, number: int, kind: int | None = None) -> int:
+        """An inode of a kind, if there is one."""
+        place, odd = divmod(number, 16)
+        fit = [ino for ino, n in self.model.nodes.items() if kind in (None, n.kind)]
+        inos = sorted(fit) if fit and odd != 15 else [UNKNOWN_INO, *sorted(self.model.nodes)]
+        return inos[place % len(inos)]
+
+    def pick_name(self, number: int, name: bytes) -> tuple[int, bytes]:
+        """A name that exists, if there is one."""
+        place, odd = divmod(number, 16)
+        links = [
+            (parent, child)
+            for parent, node in sorted(self.model.nodes.items())
+            for child in sorted(node.names or {})
+        ]
+        if not links or odd == 15:
+            return self.pick(number, stat.S_IFDIR), name
+        return links[place % len(links)]
 
     def both(self, real: Callable[[], T], modelled: Callable[[], None]) -> T | None:
         """Do one thing to both; the engine's result, or None when both refuse for one reason."""
@@ -142,8 +162,9 @@ class MetaMachine(RuleBasedStateMachine):
     # Names ---------------------------------------------------------------------------------------
     @rule(parent=PICKS, name=NAMES, kind=KINDS)
     def make(self, parent: int, name: bytes, kind: int) -> None:
-        where = self.pick(parent)
+        self._make(self.pick(parent, stat.S_IFDIR), name, kind)
 
+    def _make(self, where: int, name: bytes, kind: int) -> int:
         def modelled() -> None:
             if name in self.model.entries(where):
                 raise NamespaceError(errno.EEXIST)
@@ -156,10 +177,11 @@ class MetaMachine(RuleBasedStateMachine):
         if made is not None:
             self.model.nodes[made.ino] = Node(kind, {} if kind == stat.S_IFDIR else None)
             self.model.entries(where)[name] = made.ino
+        return made.ino if made is not None else 0
 
     @rule(ino=PICKS, parent=PICKS, name=NAMES)
     def link(self, ino: int, parent: int, name: bytes) -> None:
-        what, where = self.pick(ino), self.pick(parent)
+        what, where = self.pick(ino, stat.S_IFREG), self.pick(parent, stat.S_IFDIR)
 
         def modelled() -> None:
             if what not in self.model.nodes:
@@ -176,9 +198,12 @@ class MetaMachine(RuleBasedStateMachine):
         now_ns = self.now()
         self.both(lambda: self.engine.link(what, where, name, now_ns), modelled)
 
-    @rule(parent=PICKS, name=NAMES, as_directory=st.booleans())
-    def remove(self, parent: int, name: bytes, as_directory: bool) -> None:
-        where = self.pick(parent, directory=True)
+    @rule(number=PICKS, some_name=NAMES, odd=ODD)
+    def remove(self, number: int, some_name: bytes, odd: bool) -> None:
+        where, name = self.pick_name(number, some_name)
+        node = self.model.nodes.get(where)
+        ino = ((node and node.names) or {}).get(name, ROOT_INO)
+        as_directory = (self.model.nodes[ino].names is not None) != odd
 
         def modelled() -> None:
             entries = self.model.entries(where)
@@ -200,12 +225,16 @@ class MetaMachine(RuleBasedStateMachine):
         self.both(lambda: call(where, name, now_ns), modelled)
 
     @rule(
-        parent=PICKS, name=NAMES, new_parent=PICKS, new_name=NAMES, mode=st.sampled_from(RenameMode)
-    )
+        number=PICKS, some_name=NAMES, to=PICKS, to_name=NAMES, over=st.booleans(),
+        mode=st.sampled_from(RenameMode),
+    )  # fmt: skip
     def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode
+        self, number: int, some_name: bytes, to: int, to_name: bytes, over: bool, mode: RenameMode
     ) -> None:
-        old, new = self.pick(parent, directory=True), self.pick(new_parent, directory=True)
+        old, name = self.pick_name(number, some_name)
+        new, new_name = self.pick_name(to, to_name) if over else (
+            self.pick(to, stat.S_IFDIR), to_name
+        )  # fmt: skip
         now_ns = self.now()
         self.both(
             lambda: self.engine.rename(old, name, new, new_name, now_ns, mode),
@@ -252,7 +281,7 @@ class MetaMachine(RuleBasedStateMachine):
     # Content -------------------------------------------------------------------------------------
     @rule(ino=PICKS, number=DIGESTS, chunked=st.booleans())
     def publish_ino(self, ino: int, number: int, chunked: bool) -> None:
-        what, now_ns = self.pick(ino), self.now()
+        what, now_ns = self.pick(ino, stat.S_IFREG), self.now()
         info = info_of(number) if chunked else None
 
         def modelled() -> None:
@@ -271,6 +300,9 @@ class MetaMachine(RuleBasedStateMachine):
 
     @rule(above=st.lists(NAMES, max_size=3), name=NAMES, number=DIGESTS, chunked=st.booleans())
     def publish_path(self, above: list[bytes], name: bytes, number: int, chunked: bool) -> None:
+        self._publish_path(above, name, number, chunked=chunked)
+
+    def _publish_path(self, above: list[bytes], name: bytes, number: int, *, chunked: bool) -> None:
         now_ns, info = self.now(), info_of(number) if chunked else None
 
         def modelled() -> None:
@@ -352,7 +384,7 @@ class MetaMachine(RuleBasedStateMachine):
 
     @rule(inos=st.lists(PICKS, max_size=3))
     def unlink_all(self, inos: list[int]) -> None:
-        chosen = [self.pick(ino) for ino in inos]
+        chosen = [self.pick(ino, stat.S_IFREG) for ino in inos]
         self.engine.unlink_all(chosen, self.now())
         for ino in set(chosen) & set(self.model.nodes):
             if self.model.nodes[ino].names is None:
@@ -385,7 +417,7 @@ class MetaMachine(RuleBasedStateMachine):
 
     @rule(inos=st.lists(PICKS, max_size=4))
     def touch(self, inos: list[int]) -> None:
-        chosen, now_ns = [self.pick(ino) for ino in inos], self.now()
+        chosen, now_ns = [self.pick(ino, stat.S_IFREG) for ino in inos], self.now()
         self.engine.touch(chosen, now_ns)
         for index, ino in enumerate(dict.fromkeys(chosen)):
             if ino in self.model.nodes and self._is_stamped(ino):
@@ -475,4 +507,4 @@ def _count(view: View, table: str) -> int:
 
 
 TestMetaModel = MetaMachine.TestCase
-TestMetaModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMetaModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
