@@ -1,1 +1,1 @@
-"""The bridge: an inference engine's KV blocks to chunk files and back. Importing it costs nothing."""
+"""The bridge: an inference engine's KV blocks to chunk files and back. Cheap to import."""

@@ -1,8 +1,8 @@
 """Copies between the engine's blocks and a slot's payload.
 
 On a CPU they are plain copies by the calling thread. On a CUDA device they run on a stream of the
-calling thread beside the engine's own: ordered behind the engine's work by an event (`mark`), waited
-for by the host, so that whoever calls knows when the blocks may be reused.
+calling thread beside the engine's own: ordered behind the engine's work by an event (`mark`), and
+waited for by the host, so that whoever calls knows when the blocks may be reused.
 """
 
 import threading
@@ -95,7 +95,7 @@ class CudaCopier:
         self._own = threading.local()
 
     def mark(self) -> Mark | None:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -131,7 +131,8 @@ class CudaCopier:
     def _stream_after(self, after: Mark | None) -> torch.cuda.Stream:
         stream: torch.cuda.Stream | None = getattr(self._own, "stream", None)
         if stream is None:
-            stream = self._own.stream = torch.cuda.Stream(self._device)
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # as above
+            self._own.stream = stream
         if after is not None:
             assert isinstance(after, torch.cuda.Event)
             stream.wait_event(after)

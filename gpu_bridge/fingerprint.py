@@ -64,8 +64,9 @@ def resolve_hash_seed(algorithm: str, seed: str | None) -> str:
     if seed is None and algorithm in _SEEDED_HASHES:
         raise InvalidInput(
             "PYTHONHASHSEED",
-            f"is not set, so the prefix hash {algorithm} differs in every process and nothing stored"
-            " would be found again; set it to one number for all engines, or choose the hash sha256",
+            f"is not set, so the prefix hash {algorithm} differs in every process and nothing"
+            " stored would be found again; set it to one number for all engines, or choose the"
+            " hash sha256",
         )
     return seed or ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvfs.chunk import TensorSpec
+from kvfs.chunk import DTYPE_BYTES, TensorSpec
 from kvfs.errors import InvalidInput
 
 DTYPE_NAMES = {
@@ -106,6 +106,7 @@ def group_layout(
         if place not in seen:
             seen.add(place)
             layers.append(layer_layout(name, tensor, num_blocks))
+    layers.sort(key=lambda layer: -DTYPE_BYTES[layer.dtype])  # a chunk has wider types first
     return GroupLayout(index, tuple(layers))
 
 
@@ -117,7 +118,7 @@ def layer_layout(name: str, tensor: torch.Tensor, num_blocks: int) -> LayerLayou
         tensor, dtype = tensor.view(torch.uint8), "U8"
     dim = _block_dimension(name, tensor.shape, num_blocks)
     if tensor.shape[dim] != num_blocks:  # a block of the engine is several of its kernel's
-        tensor = tensor.unflatten(dim, (num_blocks, -1))
+        tensor = tensor.unflatten(dim, (num_blocks, -1))  # type: ignore[no-untyped-call]  # torch has no types here
     element_bytes = tensor.element_size()
     block_stride = tensor.stride(dim)
     others = [i for i in range(tensor.ndim) if i != dim and tensor.shape[i] > 1]
@@ -169,7 +170,7 @@ def _dense_dimensions(tensor: torch.Tensor, others: Sequence[int], block_stride:
 
 def _offsets(tensor: torch.Tensor, outer: Sequence[int]) -> list[int]:
     """Where each combination of the outer dimensions begins, in bytes of the storage."""
-    offsets = [tensor.storage_offset()]
+    offsets = [int(tensor.storage_offset())]
     for i in outer:
         offsets = [o + n * tensor.stride(i) for o in offsets for n in range(tensor.shape[i])]
     return [offset * tensor.element_size() for offset in offsets]

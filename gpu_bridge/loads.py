@@ -190,7 +190,7 @@ class Loader:
             job.shut()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # On the threads --------------------------------------------------------------------------------
+    # On the threads -------------------------------------------------------------------------------
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
 
@@ -288,6 +288,6 @@ class _Countdown:
             return self._left == 0
 
 
-def _log_surprise(future: "Future[object]") -> None:
+def _log_surprise(future: "Future[None]") -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
         log.error("kvfs: a load failed in an unforeseen way", exc_info=error)

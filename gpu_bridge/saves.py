@@ -64,14 +64,18 @@ class _Job:
         self.save = save
         self.after = after
         self.settled = threading.Event()
-        self.is_given_up = False  # set once, before or while it is copied; then its bytes are void
+        self._is_given_up = False  # set at most once, from another thread
 
     def settle(self) -> None:
         self.settled.set()
 
     def give_up(self) -> None:
-        self.is_given_up = True
+        self._is_given_up = True
         self.settled.set()
+
+    def must_forget(self) -> bool:
+        """Whether what was or will be copied is void."""
+        return self._is_given_up
 
 
 class Saver:
@@ -155,7 +159,7 @@ class Saver:
         for job in left:
             job.give_up()
 
-    # On the threads --------------------------------------------------------------------------------
+    # On the threads -------------------------------------------------------------------------------
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
 
@@ -226,7 +230,7 @@ class Saver:
         with self._staging.slot(BRIDGE_SLOT_DEADLINE_S, spare=self._spare_slots) as slot:
             if slot is None:
                 return Drop.NO_SLOT
-            if job.is_given_up:
+            if job.must_forget():
                 return Drop.FENCED
             began_s = time.monotonic()
             chunk = job.save.chunk
@@ -238,7 +242,7 @@ class Saver:
                 slot.tensor[begin:end],
                 job.after,
             )
-            if job.is_given_up:  # the blocks may have been written meanwhile
+            if job.must_forget():  # the blocks may have been written meanwhile
                 return Drop.FENCED
             self._note_settled(job)
             try:
@@ -267,7 +271,7 @@ class Saver:
             return
         reason = Drop.UNAVAILABLE
         try:
-            published = self._link.ask(lambda client: (client.publish(files), True)[1])
+            published = self._link.ask(lambda client: _publish(client, files))
         except OutOfSpace:
             published, reason = None, Drop.NO_SPACE
         for job, file in batch.ready:
@@ -278,7 +282,7 @@ class Saver:
             self._counters.add("saved_bytes", file.size_bytes)
             self._end(job, is_stored=True)
 
-    # Ends ------------------------------------------------------------------------------------------
+    # Ends -----------------------------------------------------------------------------------------
     def _note_settled(self, job: _Job) -> None:
         job.settle()
         with self._lock:
@@ -297,6 +301,11 @@ class Saver:
             self._ends.append(SaveEnd(job.save.job, is_stored))
             self._lock.notify_all()
         return True
+
+
+def _publish(client: Client, files: Sequence[StagedFile]) -> bool:
+    client.publish(files)
+    return True
 
 
 class _Batch:

@@ -1,7 +1,7 @@
 """What a person may set for the bridge: the `kvfs.` keys of the engine's configuration. Pure."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,16 @@ class BridgeSettings:
 
 
 def parse_settings(extra: Mapping[str, Any]) -> BridgeSettings:
-    """Read the `kvfs.` keys of the engine's extra configuration; others are not ours and left alone.
-    Raises `InvalidInput`, naming the key."""
+    """Read the `kvfs.` keys of the engine's extra configuration; others are not ours, and left
+    alone. Raises `InvalidInput`, naming the key."""
     given = {key.removeprefix(PREFIX): extra[key] for key in extra if key.startswith(PREFIX)}
     for key in given:
         if key not in _PARSERS:
             known = ", ".join(f"{PREFIX}{name}" for name in _PARSERS)
             raise InvalidInput(f"{PREFIX}{key}", f"unknown key; known are {known}")
-    values = {key: _PARSERS[key](f"{PREFIX}{key}", value) for key, value in given.items()}
+    values: dict[str, Any] = {
+        key: _PARSERS[key](f"{PREFIX}{key}", value) for key, value in given.items()
+    }
     values.setdefault("store", default_store())
     return BridgeSettings(**values)
 
@@ -84,7 +86,7 @@ def _parse_seconds(key: str, value: Any) -> float:
     return float(value)
 
 
-_PARSERS = {
+_PARSERS: Mapping[str, Callable[[str, Any], Any]] = {
     "store": _parse_path,
     "chunk_tokens": _parse_count,
     "threads": _parse_threads,

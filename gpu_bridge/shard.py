@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from gpu_bridge.layout import GroupLayout
 from gpu_bridge.plan import Chunk, Geometry, Place
-from kvfs.chunk import ChunkHeader, encode_header
+from kvfs.chunk import TOKEN_MAX, ChunkHeader, encode_header
 from kvfs.config import PAGE_BYTES
 from kvfs.meta.contract import DIGEST_BYTES
-from kvfs.names import BLOCK_HASH_BYTES_MAX, chunk_key, chunk_path
+from kvfs.names import BLOCK_HASH_BYTES_MAX, FINGERPRINT_BYTES_MAX, chunk_key, chunk_path
 
 _NO_DIGEST = bytes(DIGEST_BYTES)
-_LARGEST_TOKEN = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,11 @@ class Shard:
         return max(self._file_bytes_max(model, group.index) for group in self.geometry.groups)
 
     def _file_bytes_max(self, model: str, group: int) -> int:
-        longest = bytes(BLOCK_HASH_BYTES_MAX)
+        own, parent = bytes(BLOCK_HASH_BYTES_MAX), b"\1" * BLOCK_HASH_BYTES_MAX
         tokens = self.geometry.chunk_tokens
-        last = 2**31 - tokens
-        chunk = Chunk(longest, longest, last, last + tokens, group)
-        place = Place(b"", model, "0" * 32)
-        header = encode_header(self.header(place, chunk, (_LARGEST_TOKEN,) * tokens))
+        chunk = Chunk(own, parent, TOKEN_MAX - tokens, TOKEN_MAX, group)
+        place = Place(b"", model, "0" * FINGERPRINT_BYTES_MAX)
+        header = encode_header(self.header(place, chunk, (TOKEN_MAX,) * tokens))
         return -(-(len(header) + self.payload_bytes(group)) // PAGE_BYTES) * PAGE_BYTES
 
     def _key(self, block_hash: bytes, group: int) -> str:

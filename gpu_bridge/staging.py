@@ -20,8 +20,8 @@ from kvfs.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """One buffer, twice the same bytes: for files and for copies. Its holder alone touches it, until
-    it goes back to the pool."""
+    """One buffer, twice the same bytes: for files and for copies. Its holder alone touches it,
+    until it goes back to the pool."""
 
     memory: memoryview
     tensor: torch.Tensor
@@ -85,7 +85,7 @@ def slots_for(staging_bytes: int | None, usual_bytes: int, slot_bytes: int, thre
 
 def _slot(whole: torch.Tensor, offset_bytes: int, size_bytes: int) -> Slot:
     tensor = whole[offset_bytes : offset_bytes + size_bytes]
-    return Slot(memoryview(tensor.numpy()), tensor)
+    return Slot(tensor.numpy().data, tensor)
 
 
 def _pageable(size_bytes: int) -> torch.Tensor:

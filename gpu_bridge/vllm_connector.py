@@ -64,14 +64,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class KvfsMetadata(KVConnectorMetadata):
+class KvfsMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there to check
     """Scheduler to workers, each step."""
 
     plan: StepPlan
 
 
 @dataclass
-class KvfsWorkerMetadata(KVConnectorWorkerMetadata):
+class KvfsWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # as above
     """Workers to scheduler, after a step in which something ended."""
 
     report: WorkerReport = field(default_factory=WorkerReport)
@@ -83,13 +83,13 @@ class KvfsWorkerMetadata(KVConnectorWorkerMetadata):
 
 
 @dataclass
-class KvfsHandshake(KVConnectorHandshakeMetadata):
+class KvfsHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # as above
     """Workers to scheduler, once."""
 
     facts: WorkerFacts
 
 
-class KvfsConnector(KVConnectorBase_V1, SupportsHMA):
+class KvfsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
     """Keeps vLLM's KV cache in kvfs's files. See docs/vllm.md for what a person may set."""
 
     _cache_hit_source = CacheHitSource.DISK
@@ -120,7 +120,7 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         return False  # a cache: what is not saved is computed again
 
-    # Scheduler -------------------------------------------------------------------------------------
+    # Scheduler ------------------------------------------------------------------------------------
     def _make_scheduler(self, geometry: Geometry) -> SchedulerSide:
         settings, transfer = self._settings, self._kv_transfer_config
         if settings.start_node and not can_start_node():
@@ -208,12 +208,12 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.is_saving
 
     def reset_cache(self) -> bool | None:
-        """Weights may have changed, so nothing stored may be used, and nothing of this process may be
-        found by others: go on in a namespace of its own."""
+        """Weights may have changed: nothing stored may be used, and nothing of this process may be
+        found by others. So it goes on in a namespace of its own."""
         self._settle_place(secrets.token_hex(8))
         return True
 
-    # Worker ----------------------------------------------------------------------------------------
+    # Worker ---------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         geometry, config = self._geometry, self._kv_cache_config
         if geometry is None:
@@ -292,7 +292,7 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.close(BRIDGE_SHUTDOWN_DEADLINE_S)
             self._scheduler = None
 
-    # Statistics ------------------------------------------------------------------------------------
+    # Statistics -----------------------------------------------------------------------------------
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         tally = self._counters.take()
         return None if tally.is_empty else KvfsStats.of(tally)

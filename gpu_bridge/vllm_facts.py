@@ -207,7 +207,7 @@ def _weights(vllm_config: VllmConfig) -> str:
 
 def _config_digest(config: Any) -> str:
     fields = {k: v for k, v in config.to_dict().items() if k not in _IRRELEVANT_CONFIG}
-    return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True, default=str))
+    return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True, default=str).encode())
 
 
 def _length_that_counts(vllm_config: VllmConfig) -> int | None:

@@ -39,18 +39,18 @@ _LOAD_BUCKETS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 
 _PREFIX = "vllm:kvfs_"
 
 
-class KvfsStats(KVConnectorStats):
+class KvfsStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there to check
     """One interval: `data` has `sums` (a name to a number) and `load_seconds` (a list)."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data=data or {"sums": {}, _LOAD_SECONDS: []})
+        super().__init__(data=data or _empty())
 
     @classmethod
     def of(cls, tally: Tally) -> "KvfsStats":
         return cls({"sums": dict(tally.sums), _LOAD_SECONDS: list(tally.load_seconds)})
 
     def reset(self) -> None:
-        self.data = {"sums": {}, _LOAD_SECONDS: []}
+        self.data = _empty()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         sums: dict[str, float] = self.data["sums"]
@@ -82,7 +82,11 @@ class KvfsStats(KVConnectorStats):
         return not self.data["sums"] and not self.data[_LOAD_SECONDS]
 
 
-class KvfsPromMetrics(KVConnectorPromMetrics):
+def _empty() -> dict[str, Any]:
+    return {"sums": {}, _LOAD_SECONDS: []}
+
+
+class KvfsPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
     """Counters `vllm:kvfs_*` with the engine's labels, failures also with a `reason`."""
 
     def __init__(

@@ -101,7 +101,7 @@ class SchedulerSide:
         self._suspects: OrderedDict[bytes, None] = OrderedDict()
         self._step = _Step()
 
-    # Hits ------------------------------------------------------------------------------------------
+    # Hits -----------------------------------------------------------------------------------------
     def on_new_request(self, request: Any) -> None:
         """Begin to look up what is stored of the request."""
         if self.place is None or not _is_cacheable(request):
@@ -190,7 +190,7 @@ class SchedulerSide:
             self._counters.add("requests")
             self._counters.add("requested_tokens", state.request.num_tokens)
 
-    # Saves -----------------------------------------------------------------------------------------
+    # Saves ----------------------------------------------------------------------------------------
     def build_plan(self, output: Any) -> StepPlan:
         """What the workers do in this step. `output`: vLLM's SchedulerOutput."""
         step, self._step = self._step, _Step()
@@ -296,7 +296,7 @@ class SchedulerSide:
         first = [tokens // group.block_tokens for group in self._geometry.groups]
         return blocks_from(tables, first)
 
-    # What comes back -------------------------------------------------------------------------------
+    # What comes back ------------------------------------------------------------------------------
     def note_output(self, report: WorkerReport | None, output: Any) -> None:
         """The workers' answers to a step. `output`: vLLM's KVConnectorOutput."""
         for request_id, loading in self._loading.items():
@@ -338,7 +338,7 @@ class SchedulerSide:
         return len(self._ledger) > 0
 
     def reset(self, place: Place) -> None:
-        """Forget what was found, and go on at another place; requests under way belong to neither."""
+        """Forget what was found and go on at another place; requests under way go to neither."""
         self.place = place
         self._suspects.clear()
         for state in self._states.values():
