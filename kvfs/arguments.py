@@ -129,7 +129,10 @@ def _add_running(commands: Commands) -> None:
     )
     _add_node(parser)
     parser.add_argument(
-        "--idle-exit", type=_seconds, metavar="SECONDS", help="leave so long after the last client"
+        "--idle-exit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="leave so long after the last client; log to node.log only",
     )
 
     parser = _add(commands, "init", "make an empty store with a configuration to edit")

@@ -26,7 +26,7 @@ from kvfs.config import (
     DirectoryConfig,
     Share,
 )
-from kvfs.errors import InvalidInput, Unavailable
+from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
 from kvfs.meta.contract import DIGEST_BYTES
 
 _MARK = "store.json"
@@ -90,7 +90,7 @@ class BlobDirectory:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
         except BlockingIOError as error:
             os.close(lock_fd)
-            raise Unavailable(f"{path}: another node owns this store") from error
+            raise Unavailable(f"{path}: {OWNED_ELSEWHERE}") from error
         except OSError as error:
             os.close(lock_fd)
             raise InvalidInput(str(path), f"cannot be used: {error.strerror}") from error

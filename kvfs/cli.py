@@ -7,6 +7,7 @@ look at a store starts at once.
 
 import argparse
 import errno
+import io
 import os
 import sys
 import time
@@ -32,6 +33,9 @@ Run = Callable[[Arguments], int]
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Never raises for anything that a person can cause."""
     arguments = build_parser().parse_args(words)
+    for stream in (sys.stdout, sys.stderr):  # a terminal may know fewer characters than names have
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     name = f"kvfs {arguments.command}"
     try:
         code = COMMANDS[arguments.command](arguments)
@@ -58,7 +62,7 @@ def _is_absence(error: NamespaceError) -> bool:
 
 def _complain(name: str, text: str, code: int) -> int:
     line = " ".join(text.split())
-    sys.stderr.write(f"{name}: {line.encode('utf-8', 'backslashreplace').decode()}\n")
+    sys.stderr.write(f"{name}: {line}\n")
     return code
 
 

@@ -29,7 +29,7 @@ from kvfs.config import (
     IDLE_EXIT_S,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.errors import InvalidInput, Unavailable
+from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.wire import (
     PROTOCOL,
@@ -282,16 +282,22 @@ class Client:
             raise Unavailable(f"{self._store}: no node answers; trying again shortly")
         try:
             self._connection = self._dial()
+        except Unavailable:
+            self._back_off()
+            raise
         except OSError as error:
-            first_s, longest_s = _BACKOFF_S
-            self._backoff_s = min(max(first_s, self._backoff_s * 2), longest_s)
-            self._retry_at_s = time.monotonic() + self._backoff_s
+            self._back_off()
             raise Unavailable(
                 f"{self._store}: no node answers ({error.strerror or error});"
                 " start one with kvfs mount or kvfs serve"
             ) from error
         self._backoff_s = 0.0
         return self._connection
+
+    def _back_off(self) -> None:
+        first_s, longest_s = _BACKOFF_S
+        self._backoff_s = min(max(first_s, self._backoff_s * 2), longest_s)
+        self._retry_at_s = time.monotonic() + self._backoff_s
 
     def _dial(self) -> "_Connection":
         try:
@@ -371,29 +377,40 @@ class _Connection:
 
 def _start_node(store: Path, deadline_s: float) -> _Connection:
     """Start `kvfs serve` for a store, which leaves some time after its last client. Of several
-    clients that do so at once one wins the store's lock; all connect to its node."""
+    clients that do so at once one wins the store's lock; all connect to its node.
+
+    Raises `Unavailable` with what it said when it could not run.
+    """
     command = [
         *(sys.executable, "-m", "kvfs", "serve", "--store", os.fspath(store)),
         *("--idle-exit", str(IDLE_EXIT_S)),
     ]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    end_s = time.monotonic() + CLIENT_START_DEADLINE_S
-    while True:
-        try:
-            return _Connection(store, deadline_s)
-        except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > end_s:
-                process.kill()
-                raise
-            if process.poll() not in (None, 0) and not (store / "store.json").exists():
-                raise
-        time.sleep(0.02)
+    said = os.memfd_create("kvfs-serve-stderr")
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        end_s = time.monotonic() + CLIENT_START_DEADLINE_S
+        while True:
+            code = process.poll()  # before we look: a winner of the lock may serve by now
+            try:
+                return _Connection(store, deadline_s)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > end_s:
+                    process.kill()
+                    raise
+            if code not in (None, 0):
+                lines = os.pread(said, 65_536, 0).decode("utf-8", "replace").splitlines()
+                if not any(OWNED_ELSEWHERE in line for line in lines):
+                    reason = lines[-1].removeprefix("kvfs serve: ") if lines else f"code {code}"
+                    raise Unavailable(f"{store}: no node could be started: {reason}")
+            time.sleep(0.02)
+    finally:
+        os.close(said)
 
 
 def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:

@@ -53,6 +53,9 @@ class Unavailable(KvfsError):
     """The other side does not answer: no node, a deadline passed, a store in use already."""
 
 
+OWNED_ELSEWHERE = "another node owns this store"  # how `Unavailable` says that a lock is taken
+
+
 def is_transient(error: BaseException) -> bool:
     """Say whether the same call may succeed later; the one place where retry is decided."""
     if isinstance(error, Unavailable):

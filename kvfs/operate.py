@@ -3,7 +3,6 @@
 Each returns the exit code; what cannot run raises a `KvfsError`.
 """
 
-import logging
 import os
 import sys
 import tomllib
@@ -15,9 +14,6 @@ from typing import IO
 from kvfs.config import Config, load_config, parse_config
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.locate import CONFIG_NAME, FindMounts, is_store, locate
-
-LOG_BYTES_MAX = 8 * 1024 * 1024  # of node.log; one older file of that size is kept
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 CONFIG_TEMPLATE = """\
 # Configuration of this kvfs store, read by `kvfs mount` and `kvfs serve`.
@@ -86,26 +82,24 @@ def _load_of_store(home: Path, max_bytes: str | None) -> Config:
 
 
 def serve(config: Config) -> int:
-    """`kvfs serve`."""
-    _log_to(config.home)
+    """`kvfs serve`. One that leaves when it is idle was started by a client, and logs to the store
+    alone."""
+    from kvfs.daemon import log_to
     from kvfs.serve import serve_command
 
+    log_to(_log_of(config.home), echo=config.idle_exit_s is None)
     return serve_command(config)
 
 
-def _log_to(home: Path) -> None:
-    """Log to standard error and to the store's `node.log`."""
-    from logging.handlers import RotatingFileHandler
-
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if is_store(home) or _is_empty(home):
-        try:
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            log_file = home / "node.log"
-            handlers.append(RotatingFileHandler(log_file, maxBytes=LOG_BYTES_MAX, backupCount=1))
-        except OSError as error:
-            raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=handlers)
+def _log_of(home: Path) -> Path | None:
+    """The store's log; None in a directory that is no store and must not become one."""
+    if not is_store(home) and not _is_empty(home):
+        return None
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
+    return home / "node.log"
 
 
 def _is_empty(directory: Path) -> bool:

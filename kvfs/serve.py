@@ -16,15 +16,23 @@ _IDLE_POLL_S = 0.5
 
 
 def serve_command(config: Config) -> int:
-    """Serve in the foreground; the exit code. 0 after a clean stop, 2 when it could not run."""
-    code = 0
+    """Serve in the foreground; 0 after a clean stop. Raises `KvfsError` when it cannot run."""
+    problem: BaseExceptionGroup[KvfsError] | None = None
     try:
         trio.run(_serve, config)
     except* KvfsError as group:
-        for error in group.exceptions:
-            log.error("%s", error)
-        code = 2
-    return code
+        problem = group
+    if problem is not None:
+        raise _first(problem)
+    return 0
+
+
+def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
+    """An error of a group; it has at least one."""
+    error: KvfsError | BaseExceptionGroup[KvfsError] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _serve(config: Config) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvfs.chunk import digest_tokens
 from kvfs.client import Client
@@ -122,6 +122,7 @@ def _space_lines(
     about = "about " if census.is_estimate else ""
     yield f"{shown_name(space)}  {about}{files}, {size_text(census.size_bytes)}"
     tree = _Tree(session.client, space, census)
+    follow, middle, last = _branches(session.out)
     is_in_orphans = False
     open_levels: list[bool] = []  # for each level above: whether siblings follow
     for run in tree.runs(depth, limit):
@@ -129,8 +130,8 @@ def _space_lines(
             yield "cut off: the chunks before these are gone, so no prompt can use them"
             is_in_orphans = True
         del open_levels[run.level :]
-        indent = "".join("│  " if follows else "   " for follows in open_levels)
-        branch = "└─ " if run.is_last else "├─ "
+        indent = "".join(follow if follows else "   " for follows in open_levels)
+        branch = last if run.is_last else middle
         yield indent + branch + _run_text(session, run, text_of(space, run.head))
         open_levels.append(not run.is_last)
     if tree.is_cut:
@@ -138,6 +139,16 @@ def _space_lines(
     if tree.unplaced_files:
         unplaced = count_text(tree.unplaced_files, "file")
         yield f"{unplaced} in no tree: written just now, or no chunks"
+
+
+def _branches(out: IO[str]) -> tuple[str, str, str]:
+    """What a tree is drawn with, as far as the output can show it."""
+    drawn = ("│  ", "├─ ", "└─ ")
+    try:
+        "".join(drawn).encode(getattr(out, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return "|  ", "|- ", "`- "
+    return drawn
 
 
 def _run_text(session: Session, run: Run, text: str | None) -> str:

@@ -281,6 +281,24 @@ def test_a_stopped_store_is_opened_for_a_command(start_node: StartNode) -> None:
     assert kvfs_json("status", store=node.store)["pid"] != node.pid
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("store.json", "{", "damaged"),
+        ("store.json", '{"version": 99, "id": "ab"}', "version 99"),
+        ("kvfs.toml", "max_bytez = 1", "max_bytez: unknown key"),
+    ],
+)
+def test_a_store_that_cannot_be_served_says_why(
+    tmp_path: Path, file: str, text: str, reason: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    ran = kvfs("ls", store=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert reason in ran.stderr and ran.stderr.count("\n") == 1
+    assert (tmp_path / file).read_text() == text
+
+
 # Prompts ------------------------------------------------------------------------------------------
 def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
     with Client(store) as client:
@@ -314,6 +332,14 @@ def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
     assert lines[5].startswith("└─ 256-768  2 chunks  ")
     short = kvfs_text("prefixes", "--limit", "1", store=store).splitlines()
     assert len(short) == 3 and "--limit 0" in short[-1]
+    ascii_only = subprocess.run(
+        [sys.executable, "-m", "kvfs", "prefixes", "--store", str(store)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+    assert b"\n   |- 512-768" in ascii_only.stdout
     cut = kvfs_text("prefixes", "--depth", "1", store=store).splitlines()
     assert "+ 3 chunks in 2 branches" in cut[1]
 
