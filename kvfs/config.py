@@ -32,9 +32,13 @@ CLIENT_DEADLINE_S = 10.0
 CLIENT_START_DEADLINE_S = 20.0
 
 META_BYTES_MAX = 16 * GIB  # address space of the LMDB map; the file grows as it is used
+META_READERS_MAX = 16
+META_INODES_CACHED_MAX = 65_536  # about 30 MiB
+META_DIRECTORIES_CACHED_MAX = 65_536
 META_SYNC_INTERVAL_S = 2.0
 QUARANTINE_FILES_MAX = 64
 QUARANTINE_BYTES_MAX = GIB
+EVICTION_QUESTIONS_MAX = 1024  # about chunks, in one decision that found something: milliseconds
 EVICTION_BATCH = 256
 IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its last client
 
@@ -42,7 +46,9 @@ IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its la
 BRIDGE_CHUNK_TOKENS = 256
 BRIDGE_THREADS = 4
 BRIDGE_STAGING_BYTES = 256 * MIB  # of buffers between files and the engine's blocks
-BRIDGE_DEADLINE_S = 10.0  # for all the chunks of one request to arrive, and for each word to the node
+BRIDGE_DEADLINE_S = (
+    10.0  # for all the chunks of one request to arrive, and for each word to the node
+)
 BRIDGE_SLOT_DEADLINE_S = 2.0  # a save without a buffer for so long is dropped
 BRIDGE_FENCE_DEADLINE_S = 0.2  # a step waits so long for a copy out of a block that it will reuse
 BRIDGE_SHUTDOWN_DEADLINE_S = 10.0

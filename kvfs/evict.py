@@ -15,9 +15,9 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvfs.config import EVICTION_QUESTIONS_MAX
 from kvfs.meta.contract import Candidate
 
-_QUESTIONS_MAX = 1024  # about chunks, in one plan that found something; so it takes milliseconds
 _PAGE = 128  # candidates read at once
 _CONTINUATIONS = 64  # of a chunk, looked at in one step; the others get their turn when these went
 
@@ -83,7 +83,7 @@ class _Plan:
         for candidate in self._in_order():
             if self._freed_bytes >= need_bytes or len(self._evicted) >= limit:
                 break
-            if self._evicted and self._questions >= _QUESTIONS_MAX:
+            if self._evicted and self._questions >= EVICTION_QUESTIONS_MAX:
                 break
             self._judge(candidate)
         if not self._evicted:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvfs.errors import NamespaceError
 from kvfs.meta import records, tree
-from kvfs.meta.batch import Batch, View, check_name
+from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
     DIGEST_BYTES,
     Blob,
@@ -18,6 +18,7 @@ from kvfs.meta.contract import (
     Published,
     Recovery,
 )
+from kvfs.meta.view import View, check_name
 
 _MADE_DIRECTORY_MODE = 0o755
 

@@ -241,8 +241,16 @@ class MetaEngine(Protocol):
 
     # Names: each change is atomic, sets ctime/mtime of parents as POSIX says ---------------------
     def make(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, now_ns: int, *,
-        rdev: int = 0, target: bytes = b"",
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        now_ns: int,
+        *,
+        rdev: int = 0,
+        target: bytes = b"",
     ) -> Inode:
         """Make a file of the type in `mode`: directory, regular (unpublished), link, fifo, socket,
         device. EEXIST, ENOENT, ENOTDIR, ENAMETOOLONG. A setgid parent gives its group."""
@@ -268,7 +276,12 @@ class MetaEngine(Protocol):
         ...
 
     def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, now_ns: int,
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        now_ns: int,
         mode: RenameMode = RenameMode.REPLACE,
     ) -> Renamed:
         """As renameat2: EINVAL into itself, ENOTEMPTY, EISDIR, ENOTDIR, EEXIST with NO_REPLACE.

@@ -1,8 +1,8 @@
 """The embedded metadata engine: one LMDB database in the node's directory.
 
-The rules live beside it: `tree` (names), `content` (blobs and chunks), `batch` (one transaction and
-its indexes), `records` (bytes). This module opens the database, runs the transactions, and has the
-look-ups that must be fast.
+The rules live beside it: `tree` (names), `content` (blobs and chunks), `view` and `batch` (reading
+and writing in one transaction), `records` (bytes). This module opens the database, runs the
+transactions, and has the look-ups that must be fast.
 
 Durability. A transaction is not synced, and the map is not written through memory, so that a killed
 process loses nothing and can't corrupt anything: what was committed lies in the page cache. A crash
@@ -24,10 +24,10 @@ from pathlib import Path
 
 import lmdb
 
-from kvfs.config import META_BYTES_MAX
+from kvfs.config import META_BYTES_MAX, META_DIRECTORIES_CACHED_MAX, META_READERS_MAX
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
 from kvfs.meta import content, records, tree
-from kvfs.meta.batch import STATE_TABLE, TABLES_MAX, Batch, InodeCache, Tables, View, check_name
+from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
     ROOT_INO,
     Blob,
@@ -45,11 +45,10 @@ from kvfs.meta.contract import (
     Usage,
 )
 from kvfs.meta.records import State, pack_ordered
+from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, check_name
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
-_READERS_MAX = 16
-_DIRECTORIES_CACHED_MAX = 65_536
 
 
 class LmdbEngine:
@@ -83,7 +82,7 @@ class LmdbEngine:
                 str(directory),
                 map_size=map_bytes,
                 max_dbs=TABLES_MAX,
-                max_readers=_READERS_MAX,
+                max_readers=META_READERS_MAX,
                 sync=False,
                 metasync=False,
                 writemap=False,
@@ -177,7 +176,7 @@ class LmdbEngine:
     def _find_directory(self, view: View, path: bytes) -> bytes:
         """Where the entries of a directory begin; from what is known already, if it can be."""
         directories = self._directories
-        if len(directories) >= _DIRECTORIES_CACHED_MAX:
+        if len(directories) >= META_DIRECTORIES_CACHED_MAX:
             directories = self._directories = {b"": pack_ordered(ROOT_INO)}
         missing = []
         while path not in directories:

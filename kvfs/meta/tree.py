@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kvfs.errors import NamespaceError
 from kvfs.meta import records
-from kvfs.meta.batch import Batch, View, check_name
+from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
     PATH_BYTES_MAX,
     ROOT_INO,
@@ -20,6 +20,7 @@ from kvfs.meta.contract import (
     Renamed,
     RenameMode,
 )
+from kvfs.meta.view import View, check_name
 
 _TYPES = {
     stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR,

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvfs.errors import NamespaceError
-from kvfs.meta.batch import View
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Publication, Published, RenameMode
 from kvfs.meta.lmdb import LmdbEngine
+from kvfs.meta.view import View
 
 NAMES = st.sampled_from([b"a", b"b", b"c", b"d" * 255])
 PICKS = st.integers(0, 1023)  # which of those that fit, and one time in 16 any or none
