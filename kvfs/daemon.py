@@ -1,0 +1,132 @@
+"""Starting a process that outlives us, and hearing from it when it serves.
+
+A fresh interpreter is started, never a fork: threads and an event loop do not survive one. The new
+process gets its orders on standard input, its log as standard output and error, and a pipe on which
+it says that it is ready, or why it cannot be. Whoever starts it waits for that.
+"""
+
+import fcntl
+import logging
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from kvfs.config import LOG_BYTES_MAX
+from kvfs.errors import KvfsError, Unavailable
+
+READY_FD = 3
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_READY = b"ready\n"
+_ANSWER_BYTES_MAX = 4096
+
+
+def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) -> int:
+    """Run `python -m module` as a daemon and return its process id when it is ready.
+
+    `orders` is anything that pickles; the module takes it with `take_orders`. Raises `KvfsError`
+    with what the process said, or `Unavailable` at the deadline, when it is ended.
+    """
+    log_fd = _lift(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    orders_read, orders_write = map(_lift, os.pipe())
+    ready_read, ready_write = map(_lift, os.pipe())
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", module],
+            _environment(),
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, orders_read, 0),
+                (os.POSIX_SPAWN_DUP2, log_fd, 1),
+                (os.POSIX_SPAWN_DUP2, log_fd, 2),
+                (os.POSIX_SPAWN_DUP2, ready_write, READY_FD),
+            ],
+            setsid=True,
+        )
+        os.close(ready_write)
+        ready_write = -1
+        os.close(orders_read)
+        orders_read = -1
+        with open(orders_write, "wb", closefd=False) as stream:
+            stream.write(pickle.dumps(orders))
+        os.close(orders_write)
+        orders_write = -1
+        _wait_ready(pid, ready_read, log, deadline_s)
+        return pid
+    except BrokenPipeError as error:
+        raise KvfsError(f"the background process ended at once; see {log}") from error
+    finally:
+        for fd in (log_fd, orders_read, orders_write, ready_read, ready_write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the place that this package was imported from: it may be nowhere on the path."""
+    home = os.fspath(Path(__file__).resolve().parent.parent)
+    rest = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{rest}" if rest else home}
+
+
+def _lift(fd: int) -> int:
+    """The same descriptor above the numbers that the new process gets."""
+    lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(fd)
+    return lifted
+
+
+def _wait_ready(pid: int, ready: int, log: Path, deadline_s: float) -> None:
+    end_s = time.monotonic() + deadline_s
+    answer = b""
+    while len(answer) < _ANSWER_BYTES_MAX:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0 or not select.select([ready], [], [], left_s)[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise Unavailable(f"it did not serve within {deadline_s:.0f} s; see {log}")
+        data = os.read(ready, _ANSWER_BYTES_MAX)
+        answer += data
+        if answer == _READY:
+            return
+        if not data:
+            break
+    os.waitpid(pid, 0)
+    text = answer.decode("utf-8", "replace").strip()
+    raise KvfsError(text or f"the background process ended before it served; see {log}")
+
+
+# In the new process -------------------------------------------------------------------------------
+def log_to(log: Path | None, *, echo: bool) -> None:
+    """Log to a file of bounded size and, with `echo`, to standard error."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()] if echo else []
+    if log is not None:
+        handlers.append(RotatingFileHandler(log, maxBytes=LOG_BYTES_MAX, backupCount=1))
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers)
+
+
+def take_orders() -> Any:
+    """What `start_in_background` was given. Only its own child calls this, on its own pipe."""
+    orders = pickle.load(sys.stdin.buffer)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.chdir("/")
+    os.set_inheritable(READY_FD, False)
+    return orders
+
+
+def tell_ready() -> None:
+    """Let whoever waits for us go on."""
+    os.write(READY_FD, _READY)
+    os.close(READY_FD)
+
+
+def tell_failure(message: str) -> None:
+    """Say in one line why we cannot serve."""
+    os.write(READY_FD, message.encode("utf-8", "backslashreplace")[:_ANSWER_BYTES_MAX])
+    os.close(READY_FD)

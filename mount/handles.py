@@ -1,0 +1,423 @@
+"""Open files: who has which version open, where its bytes are, and when they are published.
+
+`mount.states` says what an open means; this module does it. Each open version has at most one
+stage, shared by all its writers, and is published when a writer closes (FLUSH, so that close()
+returns when every client sees the file whole) or, for pages that a mapping wrote after that, when
+the last writer is released. A file without a name is never published.
+
+What must not interleave, in the one trio thread:
+
+- *Write against publication.* Hashing takes a thread and time; a write into the stage meanwhile
+  would be published under the wrong digest. `Version.lock` is held by both. A write that waited
+  finds the bytes published, and starts a new stage with a copy.
+- *Open against open.* A version is entered in the table, with its reader or writer counted, before
+  anything is awaited, so that the second open sees the first.
+- *Open against publication.* Opening may check a digest, which takes time. If the names show other
+  bytes when it is done, the open fails with ESTALE, and the kernel looks again.
+- *Read against a change of descriptors.* `OpenBytes` closes when its last read is done.
+- *Release against open.* A release with nothing to publish awaits nothing, so that an open that
+  comes after it never meets a writer that has gone.
+
+Passthrough of a published version would be decided in `_open_content`: all its opens share one
+descriptor until the version ends, which is what the kernel asks of a backing file.
+"""
+
+import errno
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from kvfs.config import (
+    CACHED_DIGESTS_MAX,
+    PAGE_BYTES,
+    REPEATED_OPEN_S,
+    SENT_BACK_MAX,
+    STAGE_STEP_BYTES_MAX,
+)
+from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
+from kvfs.meta.contract import Inode
+from kvfs.node import Node, Stage
+from mount.content import OpenBytes, write_whole
+from mount.numbers import Numbers
+from mount.states import Access, Opening, State, decide_open, keeps_cache
+
+log = logging.getLogger(__name__)
+
+_WRITE_INLINE_BYTES_MAX = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One kernel inode with open handles. Bytes are in `stage` while they change, else in the blob
+    of `digest`, which `content` has open once someone read."""
+
+    number: int
+    ino: int
+    digest: bytes = b""
+    readers: int = 0
+    writers: int = 0
+    content: OpenBytes | None = None
+    stage: Stage | None = None
+    is_dirty: bool = False  # the stage has what is not published
+    size_bytes: int = 0  # of the stage
+    mtime_ns: int = 0  # of the stage
+    written_bytes: int = 0  # at most so much of the reservation is used
+    frozen: Inode | None = None  # what an old version shows
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def state(self) -> State:
+        if self.frozen is not None:
+            return State.OLD
+        if self.stage is not None:
+            return State.STAGED
+        if self.writers:
+            return State.WRITE
+        return State.READ if self.readers else State.IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One open() of a version."""
+
+    version: Version
+    is_writer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the kernel is told of an open."""
+
+    fh: int
+    keep_cache: bool
+
+
+def access_of(flags: int) -> Access:
+    """What the flags of an open ask for."""
+    if flags & os.O_TRUNC:
+        return Access.TRUNCATE
+    return Access.READ if flags & os.O_ACCMODE == os.O_RDONLY else Access.WRITE
+
+
+class OpenFiles:
+    """All open regular files of a mount."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._versions: dict[int, Version] = {}
+        self._handles: dict[int, Handle] = {}
+        self._last_fh = 0
+        self._cached: OrderedDict[int, bytes] = OrderedDict()  # number -> digest in the page cache
+        self._sent_back: OrderedDict[tuple[int, int], float] = OrderedDict()  # thread, inode
+        self.numbers = Numbers(self._versions.__contains__)
+
+    # What stat shows ------------------------------------------------------------------------------
+    def inode(self, number: int) -> tuple[Inode, bool] | None:
+        """An inode as a number shows it, and whether it is changing; None when it is gone."""
+        version = self._versions.get(number)
+        if version is not None and version.frozen is not None:
+            return version.frozen, False
+        if not self.numbers.is_current(number):
+            return None
+        inode = self._node.meta.inode(self.numbers.ino(number))
+        return None if inode is None else self.overlay(inode)
+
+    def overlay(self, inode: Inode) -> tuple[Inode, bool]:
+        """An inode with what its stage adds, and whether it is changing."""
+        version = self._versions.get(self.numbers.current(inode.ino))
+        if version is None or version.stage is None:
+            return inode, not inode.is_published and inode.is_regular
+        return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns), True
+
+    # Opening --------------------------------------------------------------------------------------
+    async def open(self, number: int, flags: int, thread: int) -> Opened:
+        """Open a version; ESTALE sends the kernel to look the name up again."""
+        access = access_of(flags)
+        is_writer = access is not Access.READ
+        version, opening = self._decide(number, access, thread)
+        self._enter(version, is_writer)
+        try:
+            keep = keeps_cache(opening, is_same_digest=self._is_cached(version))
+            if opening is Opening.EMPTY:
+                async with version.lock:
+                    await self._truncate(version, 0)
+            elif not is_writer:
+                await self._open_content(version)
+        except BaseException as error:
+            self._leave(version, is_writer)
+            if isinstance(error, NamespaceError) and error.code == errno.ESTALE:
+                raise self._send_back(thread, version.ino) from error
+            raise
+        if opening is Opening.OPEN:
+            self._note_cached(version)
+        return Opened(self._add(version, is_writer), keep)
+
+    def create(self, make: Callable[[], Inode]) -> tuple[Opened, Inode]:
+        """Make a file and open it for writing. Nothing is left when there is no room for it."""
+        stage = self._node.stage()
+        try:
+            inode = make()
+        except BaseException:
+            self._node.discard(stage)
+            raise
+        version = Version(inode.ino, inode.ino)
+        self._adopt_stage(version, stage, 0)
+        version.is_dirty = True
+        self._enter(version, is_writer=True)
+        return Opened(self._add(version, is_writer=True), keep_cache=False), inode
+
+    def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
+        """The version that an open gets, not yet entered in the table. ESTALE."""
+        ino = self.numbers.ino(number)
+        is_repeated = trio.current_time() < self._sent_back.pop((thread, ino), 0.0)
+        version = self._versions.get(number)
+        is_open = version is not None
+        if version is None:
+            inode = self._node.meta.inode(ino) if self.numbers.is_current(number) else None
+            if inode is None:
+                raise self._send_back(thread, ino)
+            version = Version(number, ino, inode.digest)
+        opening = decide_open(version.state, access, is_open=is_open, is_repeated=is_repeated)
+        if opening is Opening.MOVE:
+            self._move(version)
+        if opening in (Opening.MOVE, Opening.STALE):
+            raise self._send_back(thread, ino)
+        return version, opening
+
+    def _move(self, version: Version) -> None:
+        """Give the file a new version, which its names show from now on."""
+        inode = self._node.meta.inode(version.ino)
+        assert inode is not None, "held by its readers"
+        version.frozen = replace(inode, nlink=0)
+        self.numbers.move(version.ino)
+
+    def _send_back(self, thread: int, ino: int) -> NamespaceError:
+        """The error that makes the kernel look again, which is noted."""
+        self._sent_back[(thread, ino)] = trio.current_time() + REPEATED_OPEN_S
+        while len(self._sent_back) > SENT_BACK_MAX:
+            self._sent_back.popitem(last=False)
+        return NamespaceError(errno.ESTALE)
+
+    def _enter(self, version: Version, is_writer: bool) -> None:
+        self._versions[version.number] = version
+        if is_writer:
+            version.writers += 1
+        else:
+            version.readers += 1
+        self._node.hold(version.ino)
+
+    def _leave(self, version: Version, is_writer: bool) -> None:
+        if is_writer:
+            version.writers -= 1
+        else:
+            version.readers -= 1
+        if version.readers + version.writers == 0:
+            self._end(version)
+        self._node.release(version.ino)
+
+    def _end(self, version: Version) -> None:
+        """Nobody has the version open any more."""
+        del self._versions[version.number]
+        if version.stage is not None:
+            self._cached.pop(version.number, None)
+            self._drop_stage(version)
+        elif version.content is not None:
+            version.content.retire()
+        version.content = None
+        self.numbers.settle(version.ino)
+
+    def _drop_stage(self, version: Version) -> None:
+        """Give up what was not published. A file that never was has no bytes then, and goes."""
+        stage, version.stage = version.stage, None
+        assert stage is not None
+        if stage.is_open:
+            self._node.discard(stage)
+        else:
+            os.close(stage.fd)
+        inode = self._node.meta.inode(version.ino)
+        if inode is not None and inode.nlink and not inode.is_published:
+            log.error("inode %d was not published; its names are dropped", inode.ino)
+            self._node.drop_files([inode.ino])
+
+    def _add(self, version: Version, is_writer: bool) -> int:
+        self._last_fh += 1
+        self._handles[self._last_fh] = Handle(version, is_writer)
+        return self._last_fh
+
+    async def _open_content(self, version: Version) -> OpenBytes:
+        """The version's bytes, of a blob after its digest was checked. The one place that chooses
+        how reads of published bytes are served."""
+        if version.content is not None:
+            return version.content
+        async with version.lock:
+            if version.content is None:
+                version.content = OpenBytes(await self._open_blob(version))
+            return version.content
+
+    async def _open_blob(self, version: Version) -> int:
+        """A descriptor of the version's blob; ESTALE when its names show other bytes by now."""
+        try:
+            fd = await self._node.open_content(version.ino)
+        except NamespaceError as error:
+            raise NamespaceError(errno.ESTALE) from error
+        inode = self._node.meta.inode(version.ino)
+        if version.frozen is not None or inode is None or inode.digest != version.digest:
+            os.close(fd)
+            raise NamespaceError(errno.ESTALE)
+        return fd
+
+    def _is_cached(self, version: Version) -> bool:
+        return self._cached.get(version.number) == version.digest
+
+    def _note_cached(self, version: Version) -> None:
+        self._cached[version.number] = version.digest
+        self._cached.move_to_end(version.number)
+        while len(self._cached) > CACHED_DIGESTS_MAX:
+            self._cached.popitem(last=False)
+
+    # Bytes ----------------------------------------------------------------------------------------
+    async def read(self, fh: int, offset: int, size_bytes: int) -> bytes | memoryview:
+        """Bytes of a handle's version, fewer than asked for only at its end."""
+        version = self._handles[fh].version
+        content = version.content or await self._open_content(version)
+        return await content.read(offset, size_bytes)
+
+    async def write(self, fh: int, offset: int, data: bytes) -> None:
+        """Write all of `data`, or raise and count nothing as written."""
+        version = self._handles[fh].version
+        async with version.lock:
+            stage = await self._start_stage(version)
+            await self._reserve(version, stage, len(data))
+            version.is_dirty = True
+            try:
+                if len(data) <= _WRITE_INLINE_BYTES_MAX:
+                    write_whole(stage.fd, data, offset)
+                else:
+                    await trio.to_thread.run_sync(write_whole, stage.fd, data, offset)
+            except OSError:
+                os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
+                raise
+            version.size_bytes = max(version.size_bytes, offset + len(data))
+            version.mtime_ns = self._node.now_ns()
+
+    async def _start_stage(self, version: Version) -> Stage:
+        """The version's stage, made with a copy of its blob if there is none. Holds the lock."""
+        if version.stage is not None:
+            return version.stage
+        size_bytes = 0
+        if version.digest:
+            stage = await self._node.stage_copy(version.ino)
+            size_bytes = os.fstat(stage.fd).st_size
+        else:
+            stage = self._node.stage()
+        self._adopt_stage(version, stage, size_bytes)
+        return stage
+
+    def _adopt_stage(self, version: Version, stage: Stage, size_bytes: int) -> None:
+        if version.content is not None:
+            version.content.retire()
+        version.stage = stage
+        version.content = OpenBytes(stage.fd)
+        version.size_bytes = size_bytes
+        version.written_bytes = size_bytes
+        version.mtime_ns = self._node.now_ns()
+
+    async def _reserve(self, version: Version, stage: Stage, size_bytes: int) -> None:
+        """Have room for `size_bytes` more. What counts is what the file takes on disk."""
+        more_bytes = size_bytes + 2 * PAGE_BYTES
+        version.written_bytes += more_bytes
+        if version.written_bytes <= stage.reserved_bytes:
+            return
+        needed = os.fstat(stage.fd).st_blocks * 512 + more_bytes
+        version.written_bytes = needed
+        try:
+            await self._node.reserve(stage, needed + min(needed, STAGE_STEP_BYTES_MAX))
+        except OutOfSpace:
+            await self._node.reserve(stage, needed)
+
+    async def truncate(self, number: int, fh: int | None, size_bytes: int, thread: int) -> None:
+        """Set a size: of an open handle's version, or of a file by its name, published at once."""
+        if fh is not None and fh in self._handles:
+            version = self._handles[fh].version
+            async with version.lock:
+                await self._truncate(version, size_bytes)
+            return
+        access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
+        version, _ = self._decide(number, access, thread)
+        self._enter(version, is_writer=True)
+        try:
+            async with version.lock:
+                await self._truncate(version, size_bytes)
+                if version.writers == 1:
+                    await self._publish(version)
+        finally:
+            self._leave(version, is_writer=True)
+
+    async def _truncate(self, version: Version, size_bytes: int) -> None:
+        """Holds the lock. Growing makes a hole."""
+        if version.stage is None and size_bytes == 0:
+            self._adopt_stage(version, self._node.stage(), 0)
+        stage = await self._start_stage(version)
+        os.ftruncate(stage.fd, size_bytes)
+        version.size_bytes = size_bytes
+        version.mtime_ns = self._node.now_ns()
+        version.is_dirty = True
+
+    def set_mtime(self, number: int, mtime_ns: int) -> None:
+        """A time that a person set stays until the next write, published or not."""
+        version = self._versions.get(number)
+        if version is not None and version.stage is not None:
+            version.mtime_ns = mtime_ns
+
+    # Closing --------------------------------------------------------------------------------------
+    async def flush(self, fh: int) -> None:
+        """A descriptor is being closed: publish what its writers changed."""
+        handle = self._handles[fh]
+        version = handle.version
+        if handle.is_writer and version.is_dirty:
+            async with version.lock:
+                await self._publish(version)
+
+    async def sync(self, fh: int, *, data_only: bool) -> None:
+        """Put a stage's bytes on the disk. Published ones are the node's to sync."""
+        stage = self._handles[fh].version.stage
+        if stage is not None:
+            await trio.to_thread.run_sync(os.fdatasync if data_only else os.fsync, stage.fd)
+
+    async def release(self, fh: int) -> None:
+        """The last descriptor of an open has gone."""
+        handle = self._handles.pop(fh)
+        version = handle.version
+        try:
+            if handle.is_writer and version.writers == 1 and version.is_dirty:
+                async with version.lock:
+                    await self._publish(version)
+        except (KvfsError, OSError) as error:
+            # Nobody waits for this request's answer; the flush before it has told whoever closed.
+            log.error("inode %d cannot be published: %s", version.ino, error)
+        finally:
+            self._leave(version, handle.is_writer)
+
+    async def _publish(self, version: Version) -> None:
+        """Publish the stage if it has news and the file a name. Holds the lock."""
+        inode = self._node.meta.inode(version.ino)
+        stage = version.stage
+        if stage is None or not version.is_dirty or inode is None or inode.nlink == 0:
+            return
+        if not stage.is_open:
+            raise NamespaceError(errno.EIO)  # used up by a publication that failed half-way
+        published = await self._node.publish_stage(stage, version.ino, version.mtime_ns)
+        version.stage = None
+        version.is_dirty = False
+        version.digest = published.digest
+        self._note_cached(version)
+
+    def close(self) -> None:
+        """The mount has ended: drop what was not published and let everything go."""
+        for handle in list(self._handles.values()):
+            self._leave(handle.version, handle.is_writer)
+        self._handles.clear()

@@ -1,0 +1,380 @@
+"""Kernel requests to calls of the node. States are in `mount.handles`, `.kvfs` is in `mount.view`.
+
+The requests of one mount run as tasks of one trio thread. Those on names await nothing, so each is
+atomic.
+"""
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+
+from kvfs.config import PAGE_BYTES
+from kvfs.errors import KvfsError, NamespaceError
+from kvfs.meta.contract import NAME_BYTES_MAX, ROOT_INO, Changes, Entry, Inode, RenameMode
+from kvfs.node import Node
+from mount.attributes import attributes
+from mount.directories import Listed, OpenDirectory
+from mount.errnos import errno_of
+from mount.freshness import Freshness
+from mount.handles import OpenFiles
+from mount.numbers import VIEW_BASE
+from mount.view import VIEW_NAME, View
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_RENAME_MODES = {
+    0: RenameMode.REPLACE,
+    pyfuse3.RENAME_NOREPLACE: RenameMode.NO_REPLACE,
+    pyfuse3.RENAME_EXCHANGE: RenameMode.EXCHANGE,
+}
+Context = pyfuse3.RequestContext
+
+
+def request(
+    handler: Callable[P, Coroutine[Any, Any, R]],
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Turn what a handler raises into the errno that its caller gets."""
+
+    @functools.wraps(handler)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(*args, **kwargs)
+        except (KvfsError, OSError) as error:
+            code = errno_of(error)
+            if code == errno.EIO:
+                log.error("%s: %s", handler.__name__, error)
+            raise pyfuse3.FUSEError(code) from error
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:  # one failed request must not end the mount
+            log.exception("%s failed", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from error
+
+    return wrapped
+
+
+class Operations(pyfuse3.Operations):
+    """The file system as pyfuse3 calls it. `is_ready` is set when the kernel has said hello."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(self, node: Node, view: View) -> None:
+        super().__init__()
+        self.files = OpenFiles(node)
+        self.freshness = Freshness(node, self.files.numbers.current)
+        self.is_ready = trio.Event()
+        self._node = node
+        self._view = view
+        self._directories: dict[int, OpenDirectory] = {}
+        self._last_directory = 0
+
+    def init(self) -> None:
+        self.is_ready.set()
+
+    # Names ----------------------------------------------------------------------------------------
+    @request
+    async def lookup(self, parent: int, name: bytes, ctx: Context) -> pyfuse3.EntryAttributes:
+        if parent >= VIEW_BASE:
+            return await self._view.lookup(parent, name)
+        if parent == ROOT_INO and name == VIEW_NAME:
+            return self._view.root()
+        return self._entry(self._find(parent, name))
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for number, lookups in inode_list:
+            if number >= VIEW_BASE:
+                self._view.forget(number, lookups)
+            else:
+                self.files.numbers.forget(number, lookups)
+
+    @request
+    async def mknod(
+        self, parent: int, name: bytes, mode: int, rdev: int, ctx: Context
+    ) -> pyfuse3.EntryAttributes:
+        if stat.S_ISREG(mode):
+            opened, inode = self._create(parent, name, mode, ctx)
+            await self.files.flush(opened.fh)
+            await self.files.release(opened.fh)
+        else:
+            inode = self._make(parent, name, mode, ctx, rdev=rdev)
+        return self._entry(self._node.meta.inode(inode.ino) or inode)
+
+    @request
+    async def mkdir(
+        self, parent: int, name: bytes, mode: int, ctx: Context
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(self._make(parent, name, mode, ctx))
+
+    @request
+    async def symlink(
+        self, parent: int, name: bytes, target: bytes, ctx: Context
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(self._make(parent, name, stat.S_IFLNK | 0o777, ctx, target=target))
+
+    @request
+    async def readlink(self, number: int, ctx: Context) -> bytes:
+        inode, _ = self._inode(number)
+        if not stat.S_ISLNK(inode.mode):
+            raise NamespaceError(errno.EINVAL)
+        return inode.target
+
+    @request
+    async def link(
+        self, number: int, new_parent: int, new_name: bytes, ctx: Context
+    ) -> pyfuse3.EntryAttributes:
+        self._check_place(number)
+        self._check_place(new_parent, new_name)
+        if not self.files.numbers.is_current(number):
+            raise NamespaceError(errno.ESTALE)
+        meta = self._node.meta
+        ino = self.files.numbers.ino(number)
+        for parent, name in meta.names_of(ino):  # from now on it is looked up each time
+            self.freshness.expire_name(parent, name)
+        return self._entry(meta.link(ino, new_parent, new_name, self._node.now_ns()))
+
+    @request
+    async def unlink(self, parent: int, name: bytes, ctx: Context) -> None:
+        self._check_place(parent, name)
+        inode = self._node.unlink(parent, name)
+        self._expire_other_names(inode)
+
+    @request
+    async def rmdir(self, parent: int, name: bytes, ctx: Context) -> None:
+        self._check_place(parent, name)
+        self._node.meta.rmdir(parent, name, self._node.now_ns())
+
+    @request
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: Context
+    ) -> None:
+        self._check_place(parent, name)
+        self._check_place(new_parent, new_name)
+        mode = _RENAME_MODES.get(flags)
+        if mode is None:
+            raise NamespaceError(errno.EINVAL)
+        renamed = self._node.rename(parent, name, new_parent, new_name, mode)
+        if renamed.replaced is not None and mode is RenameMode.REPLACE:
+            self._expire_other_names(renamed.replaced)
+
+    def _expire_other_names(self, inode: Inode) -> None:
+        """A name of a file has gone: the kernel sees that, but not the count under others."""
+        if inode.nlink:
+            self.freshness.expire_attributes(self.files.numbers.current(inode.ino))
+
+    def _make(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        ctx: Context,
+        *,
+        rdev: int = 0,
+        target: bytes = b"",
+    ) -> Inode:
+        self._check_place(parent, name)
+        return self._node.meta.make(
+            parent, name, mode, ctx.uid, ctx.gid, self._node.now_ns(), rdev=rdev, target=target
+        )
+
+    def _check_place(self, number: int, name: bytes = b"") -> None:
+        """The view is not for changes."""
+        if number >= VIEW_BASE or (number == ROOT_INO and name == VIEW_NAME):
+            raise NamespaceError(errno.EPERM)
+
+    def _find(self, parent: int, name: bytes) -> Inode:
+        inode = self._node.meta.lookup(parent, name)
+        if inode is None:
+            raise NamespaceError(errno.ENOENT)
+        return inode
+
+    # Attributes -----------------------------------------------------------------------------------
+    @request
+    async def getattr(self, number: int, ctx: Context) -> pyfuse3.EntryAttributes:
+        if number >= VIEW_BASE:
+            return await self._view.getattr(number)
+        return self._attributes(number)
+
+    @request
+    async def setattr(
+        self,
+        number: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: Context,
+    ) -> pyfuse3.EntryAttributes:
+        self._check_place(number)
+        inode, _ = self._inode(number)
+        if fields.update_size:
+            if not inode.is_regular:
+                raise NamespaceError(errno.EINVAL)
+            await self.files.truncate(number, fh, attr.st_size, ctx.pid)
+        changes = Changes(
+            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            atime_ns=attr.st_atime_ns if fields.update_atime else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+        )
+        if changes != Changes():
+            self._node.meta.set_attributes(inode.ino, changes, self._node.now_ns())
+        if changes.mtime_ns is not None:
+            self.files.set_mtime(number, changes.mtime_ns)
+        return self._attributes(number)
+
+    @request
+    async def statfs(self, ctx: Context) -> pyfuse3.StatvfsData:
+        room = self._node.statfs()
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = PAGE_BYTES
+        data.f_blocks = room.capacity_bytes // PAGE_BYTES
+        data.f_bfree = data.f_bavail = room.free_bytes // PAGE_BYTES
+        data.f_files = room.files
+        data.f_ffree = data.f_favail = room.files_free
+        data.f_namemax = NAME_BYTES_MAX
+        return data
+
+    def _inode(self, number: int) -> tuple[Inode, bool]:
+        found = self.files.inode(number)
+        if found is None:
+            raise NamespaceError(errno.ESTALE)
+        return found
+
+    def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
+        inode, is_changing = self._inode(number)
+        return attributes(inode, number, is_changing=is_changing)
+
+    def _entry(self, inode: Inode) -> pyfuse3.EntryAttributes:
+        """What a reply says that names an inode; it counts as a look-up."""
+        number = self.files.numbers.current(inode.ino)
+        self.files.numbers.count(number)
+        shown, is_changing = self.files.overlay(inode)
+        return attributes(shown, number, is_changing=is_changing)
+
+    # Files ----------------------------------------------------------------------------------------
+    @request
+    async def open(self, number: int, flags: int, ctx: Context) -> pyfuse3.FileInfo:
+        if number >= VIEW_BASE:
+            return await self._view.open(number, flags)
+        opened = await self.files.open(number, flags, ctx.pid)
+        return pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
+
+    @request
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, ctx: Context
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        self._check_place(parent, name)
+        inode = self._node.meta.lookup(parent, name)
+        if inode is None:
+            opened, inode = self._create(parent, name, mode, ctx)
+        elif flags & os.O_EXCL:
+            raise NamespaceError(errno.EEXIST)
+        elif not inode.is_regular:
+            raise NamespaceError(errno.ESTALE)  # the kernel looks, and sees what it is
+        else:  # a client was faster; the kernel takes this as an ordinary open
+            number = self.files.numbers.current(inode.ino)
+            opened = await self.files.open(number, flags, ctx.pid)
+            inode = self._node.meta.inode(inode.ino) or inode
+        info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
+        return info, self._entry(inode)
+
+    def _create(self, parent: int, name: bytes, mode: int, ctx: Context) -> tuple[Any, Inode]:
+        mode = stat.S_IFREG | stat.S_IMODE(mode)
+        return self.files.create(lambda: self._make(parent, name, mode, ctx))
+
+    @request
+    async def read(  # type: ignore[override]  # pyfuse3 takes any buffer, its types say bytes
+        self, fh: int, off: int, size: int
+    ) -> bytes | memoryview:
+        if fh >= VIEW_BASE:
+            return self._view.read(fh, off, size)
+        return await self.files.read(fh, off, size)
+
+    @request
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        await self.files.write(fh, off, buf)
+        return len(buf)
+
+    @request
+    async def flush(self, fh: int) -> None:
+        if fh < VIEW_BASE:
+            await self.files.flush(fh)
+
+    @request
+    async def release(self, fh: int) -> None:
+        if fh >= VIEW_BASE:
+            self._view.release(fh)
+        else:
+            await self.files.release(fh)
+
+    @request
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        if fh < VIEW_BASE:
+            await self.files.sync(fh, data_only=datasync)
+
+    # Directories ----------------------------------------------------------------------------------
+    @request
+    async def opendir(self, number: int, ctx: Context) -> int:
+        if number >= VIEW_BASE:
+            directory = self._view.opendir(number)
+        else:
+            parent = self._node.meta.parent_of(number)
+            directory = OpenDirectory(number, parent, functools.partial(self._list, number))
+        self._last_directory += 1
+        self._directories[self._last_directory] = directory
+        return self._last_directory
+
+    def _list(self, number: int, cursor: bytes, limit: int) -> Sequence[Listed]:
+        page: Sequence[Entry] = self._node.meta.entries(number, cursor, limit)
+        if number == ROOT_INO:
+            page = self._view.with_root(cursor, page, limit)
+        return [Listed(entry.name, entry) for entry in page]
+
+    @request
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        directory = self._directories[fh]
+        for position, name, number in directory.dots(start_id):
+            dot = pyfuse3.EntryAttributes()
+            dot.st_ino = number
+            dot.st_mode = stat.S_IFDIR
+            if not pyfuse3.readdir_reply(token, name, dot, position):
+                return
+        position = start_id
+        while page := directory.after(position):
+            for position, listed in page:
+                if not self._reply(token, directory.number, listed.entry, position):
+                    return
+                directory.note(position, listed.cursor)
+
+    def _reply(self, token: pyfuse3.ReaddirToken, parent: int, entry: Entry, position: int) -> bool:
+        """Give the kernel one listed entry, which counts as a look-up; False when it is full."""
+        inode = entry.inode
+        if inode.ino >= VIEW_BASE:
+            return self._view.reply(token, parent, entry.name, position)
+        number = self.files.numbers.current(inode.ino)
+        shown, is_changing = self.files.overlay(inode)
+        attr = attributes(shown, number, is_changing=is_changing)
+        if not pyfuse3.readdir_reply(token, entry.name, attr, position):
+            return False
+        self.files.numbers.count(number)
+        return True
+
+    @request
+    async def releasedir(self, fh: int) -> None:
+        del self._directories[fh]
+
+    @request
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        await trio.to_thread.run_sync(self._node.meta.sync)

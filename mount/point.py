@@ -1,0 +1,257 @@
+"""Mount points: what is mounted where, whether it is alive, and taking it down.
+
+The source of a kvfs mount is `kvfs:` and its store's path, so the kernel's own list of mounts
+(/proc/self/mountinfo) says all that is needed, without asking a mount that may not answer.
+"""
+
+import ctypes
+import errno
+import os
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from kvfs.config import MOUNT_PROBE_S, MOUNT_STOP_DEADLINE_S
+from kvfs.errors import InvalidInput, KvfsError, Unavailable
+
+SUBTYPE = "kvfs"
+_SOURCE = "kvfs:"
+_MOUNTINFO = Path("/proc/self/mountinfo")
+_MNT_DETACH = 2
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """A mounted kvfs, as the kernel lists it; alive or not."""
+
+    mountpoint: Path
+    store: Path
+    device: str = ""  # major:minor
+
+
+class Busy(KvfsError):
+    """Files in the mount are open, or someone works in it."""
+
+
+def source_of(store: Path) -> str:
+    """What a mount of a store is called. Only what every mount option can hold."""
+    return _SOURCE + quote_from_bytes(os.fsencode(store), safe="/:@+-_.~=")
+
+
+def parse_mountinfo(text: str) -> list[MountEntry]:
+    """The kvfs mounts in /proc/self/mountinfo, in order: of several on one place the last shows."""
+    found = []
+    for line in text.splitlines():
+        mounted, separator, filesystem = line.partition(" - ")
+        fields, kind = mounted.split(" "), filesystem.split(" ")
+        if not separator or len(fields) < 6 or len(kind) < 2 or kind[0] != f"fuse.{SUBTYPE}":
+            continue
+        source = kind[1]
+        if source.startswith(_SOURCE):
+            store = os.fsdecode(unquote_to_bytes(source.removeprefix(_SOURCE)))
+            found.append(MountEntry(Path(_unescape(fields[4])), Path(store), fields[2]))
+    return found
+
+
+def _unescape(field: str) -> str:
+    """Undo the kernel's \\040 for what a field cannot hold."""
+    raw = os.fsencode(field)
+    parts = raw.split(b"\\")
+    for position, part in enumerate(parts[1:], start=1):
+        digits = part[:3]
+        is_octal = len(digits) == 3 and all(48 <= digit < 56 for digit in digits)
+        parts[position] = bytes([int(digits, 8)]) + part[3:] if is_octal else b"\\" + part
+    return os.fsdecode(b"".join(parts))
+
+
+def find_mounts() -> list[MountEntry]:
+    """All kvfs mounts that this process can see."""
+    return parse_mountinfo(os.fsdecode(_MOUNTINFO.read_bytes()))
+
+
+def find_mount(mountpoint: Path) -> MountEntry | None:
+    """The kvfs that shows at a place, None when there is none. Never touches the mount itself."""
+    wanted = _resolve(mountpoint)
+    return next((entry for entry in reversed(find_mounts()) if entry.mountpoint == wanted), None)
+
+
+def _resolve(mountpoint: Path) -> Path:
+    """A real path, without a look at its last part, which may not answer."""
+    absolute = Path(os.path.abspath(mountpoint))
+    return Path(os.path.realpath(absolute.parent)) / absolute.name
+
+
+# Before a mount -----------------------------------------------------------------------------------
+def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
+    """Make sure that a file system can be mounted at a place: the place's real path.
+
+    A kvfs whose process has died is taken away; a missing directory is made. Raises `InvalidInput`
+    and `Unavailable`, having changed nothing.
+    """
+    entry = find_mount(mountpoint)
+    while entry is not None:
+        answer = _probe(entry.mountpoint)
+        if answer is None:
+            raise Unavailable(
+                f"{mountpoint}: a kvfs of {entry.store} is mounted here and does not answer; see"
+                " node.log in its store, or take it away with kvfs umount --lazy"
+            )
+        if answer != errno.ENOTCONN:
+            raise Unavailable(
+                f"{mountpoint}: a kvfs of {entry.store} is mounted here already;"
+                " kvfs umount it first"
+            )
+        _detach(entry.mountpoint)
+        entry = find_mount(mountpoint)
+    place = Path(os.path.realpath(mountpoint))
+    for store in stores:
+        real = Path(os.path.realpath(store))
+        if place == real or place in real.parents or real in place.parents:
+            raise InvalidInput(
+                str(mountpoint), f"lies in or above the store {store}; mount elsewhere"
+            )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InvalidInput(str(mountpoint), "is no directory; name one") from error
+    except OSError as error:
+        raise InvalidInput(str(mountpoint), f"cannot be made: {error.strerror}") from error
+    return place
+
+
+def count_hidden(mountpoint: Path) -> int:
+    """How many names of a directory a mount on it will hide."""
+    try:
+        return len(os.listdir(mountpoint))
+    except OSError:
+        return 0
+
+
+def _probe(mountpoint: Path) -> int | None:
+    """0 when a mount answers, the errno that it gives, None when it is silent."""
+    answers: list[int] = []
+
+    def ask() -> None:
+        try:
+            os.stat(mountpoint)
+            answers.append(0)
+        except OSError as error:
+            answers.append(error.errno or errno.EIO)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(MOUNT_PROBE_S)
+    return answers[0] if answers else None
+
+
+# After a mount ------------------------------------------------------------------------------------
+def umount_command(mountpoint: Path, lazy: bool) -> int:
+    """`kvfs umount`: 0 when the mount is down and its process gone, 1 when it could not be.
+
+    Raises `KvfsError` when there is nothing to do it to.
+    """
+    entry = find_mount(mountpoint) or find_mount(Path(os.path.realpath(mountpoint)))
+    if entry is None:
+        raise InvalidInput(str(mountpoint), "no kvfs is mounted here")
+    owner = _Owner(entry.store)
+    try:
+        _unmount(entry.mountpoint, lazy=lazy)
+    except Busy as error:
+        sys.stderr.write(f"kvfs umount: {error}\n")
+        return 1
+    if lazy:  # its process ends when the last file in it is closed
+        return 0
+    if not owner.wait_gone(MOUNT_STOP_DEADLINE_S):
+        sys.stderr.write(
+            f"kvfs umount: unmounted, but its process still runs; see {entry.store}/node.log\n"
+        )
+        return 1
+    return 0
+
+
+def _unmount(mountpoint: Path, *, lazy: bool) -> None:
+    """Raises `Busy`, and `KvfsError` for anything else that goes wrong."""
+    if os.geteuid() == 0:
+        code = _umount2(mountpoint, _MNT_DETACH if lazy else 0)
+        if code == errno.EBUSY:
+            raise _busy(mountpoint)
+        if code:
+            raise KvfsError(f"{mountpoint}: cannot be unmounted: {os.strerror(code)}")
+        return
+    tool = shutil.which("fusermount3") or shutil.which("fusermount")
+    if tool is None:
+        raise KvfsError("unmounting as an ordinary user needs fusermount3; install fuse3")
+    command = [tool, "-u", *(["-z"] if lazy else []), "--", os.fspath(mountpoint)]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=MOUNT_STOP_DEADLINE_S
+    )
+    if done.returncode and "busy" in done.stderr.lower():
+        raise _busy(mountpoint)
+    if done.returncode:
+        raise KvfsError(f"{mountpoint}: {done.stderr.strip() or 'cannot be unmounted'}")
+
+
+def _busy(mountpoint: Path) -> Busy:
+    return Busy(
+        f"{mountpoint} is in use: close the files that are open in it and leave its directories,"
+        " or detach it with --lazy"
+    )
+
+
+def _detach(mountpoint: Path) -> None:
+    """Take a dead mount away, whoever still holds files of it."""
+    _unmount(mountpoint, lazy=True)
+
+
+def _umount2(mountpoint: Path, flags: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(mountpoint), flags) == 0:
+        return 0
+    return ctypes.get_errno()
+
+
+class _Owner:
+    """The process that serves a store, if one does, to wait for its end."""
+
+    def __init__(self, store: Path) -> None:
+        self._pidfd = -1
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            try:
+                directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    # A socket's own path may not exceed 107 bytes.
+                    connection.connect(f"/proc/self/fd/{directory}/node.sock")
+                finally:
+                    os.close(directory)
+                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                self._pidfd = os.pidfd_open(_PEER.unpack(who)[0])
+            except OSError:
+                pass  # nobody serves it, or not for us
+
+    def wait_gone(self, deadline_s: float) -> bool:
+        """False when it still runs at the deadline."""
+        if self._pidfd < 0:
+            return True
+        gone = bool(select.select([self._pidfd], [], [], deadline_s)[0])
+        os.close(self._pidfd)
+        self._pidfd = -1
+        return gone
+
+
+def raise_read_ahead(device: str, read_ahead_kib: int) -> bool:
+    """Let buffered reads of a mount come in larger requests; False where that is not allowed."""
+    setting = Path(f"/sys/class/bdi/{device}/read_ahead_kb")
+    try:
+        setting.write_text(f"{read_ahead_kib}\n", encoding="ascii")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,239 @@
+"""A mount's life: `kvfs mount` from its checks to the last request.
+
+Order at the end: no more notices to the kernel (one may wait for a request), then no more requests,
+then what was not published is dropped, the mount is taken down, and the node stops. Whoever ends
+the mount from outside (umount, fusermount) ends the request loop, and the rest follows.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
+from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, tell_ready
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.life import running
+from kvfs.locate import CONFIG_NAME, is_store
+from mount.operations import Operations
+from mount.point import (
+    SUBTYPE,
+    count_hidden,
+    find_mount,
+    find_mounts,
+    prepare,
+    raise_read_ahead,
+    source_of,
+)
+from mount.view import Decode, View
+
+log = logging.getLogger(__name__)
+
+COULD_NOT_RUN = 2
+_TASKS_IDLE = 4
+_TASKS_MAX = 256  # requests that are worked on together
+_IN_NEW_STORE = {CONFIG_NAME, "node.log", "lost+found"}
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All that the process behind a mount is told."""
+
+    config: Config
+    mountpoint: Path
+    tokenizer: Path | None
+    log: Path | None
+
+
+def mount_command(
+    config: Config, mountpoint: Path, foreground: bool, tokenizer: Path | None
+) -> int:
+    """Mount a store and return 0 when it serves (in the foreground: when it has ended cleanly).
+
+    Raises `KvfsError` when it cannot; nothing is mounted then.
+    """
+    _check_device()
+    place = prepare(mountpoint, [item.path for item in config.directories])
+    hidden = count_hidden(place)
+    if hidden:
+        sys.stderr.write(
+            f"kvfs mount: {mountpoint} is not empty: {hidden} names are hidden"
+            " until it is unmounted\n"
+        )
+    orders = Orders(config, place, tokenizer and Path(os.path.abspath(tokenizer)), _log_of(config))
+    if not foreground:
+        start_in_background("mount", orders, orders.log or Path(os.devnull), MOUNT_START_DEADLINE_S)
+        return 0
+    log_to(orders.log, echo=True)
+    problem = _run(orders, lambda: None)
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def background() -> int:
+    """The process that `mount_command` starts; its exit code."""
+    orders: Orders = take_orders()
+    log_to(orders.log, echo=False)
+    has_told = False
+
+    def ready() -> None:
+        nonlocal has_told
+        has_told = True
+        tell_ready()
+
+    problem = _run(orders, ready)
+    if problem is None:
+        return 0
+    log.error("%s", problem)
+    if not has_told:
+        tell_failure(str(problem))
+    return COULD_NOT_RUN
+
+
+def _check_device() -> None:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise Unavailable(
+            f"/dev/fuse: {error.strerror}; load the module fuse, or give the container the device"
+        ) from error
+
+
+def _log_of(config: Config) -> Path | None:
+    """The store's log; None for a directory that is not a store and must not become one."""
+    home = config.home
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_ours = is_store(home) or set(os.listdir(home)) <= _IN_NEW_STORE
+    except OSError:
+        return None
+    return home / "node.log" if is_ours else None
+
+
+def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
+    """Serve until stopped. What prevented it is returned; a bug ends the process with its trace."""
+    problem: KvfsError | None = None
+    try:
+        decode = _load_decoder(orders.tokenizer)
+        trio.run(serve_mount, orders.config, orders.mountpoint, decode, on_ready)
+    except* KvfsError as group:
+        problem = _first(group)
+    return problem
+
+
+def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
+    """An error of a group; it has at least one."""
+    error: KvfsError | BaseExceptionGroup[KvfsError] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _load_decoder(tokenizer: Path | None) -> Decode | None:
+    if tokenizer is None:
+        return None
+    from kvfs.tokens import Tokenizer
+
+    return Tokenizer.load(tokenizer).decode
+
+
+async def serve_mount(
+    config: Config,
+    mountpoint: Path,
+    decode: Decode | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Own a store and show it at a mount point until SIGTERM, SIGINT or an unmount."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            async with running(config) as node:
+                operations = Operations(node, View(node, decode))
+                async with _mounted(operations, config, mountpoint):
+                    node.mountpoint = os.fspath(mountpoint)
+                    await _serve_requests(operations, config, mountpoint, signals, on_ready)
+                    node.mountpoint = None
+        except Unavailable as error:
+            raise _explain(error, config) from error
+
+
+def _explain(error: Unavailable, config: Config) -> Unavailable:
+    """Say how a store that another node owns is served."""
+    for entry in find_mounts():
+        if entry.store == config.home:
+            return Unavailable(
+                f"{config.home} is mounted at {entry.mountpoint} already; use that,"
+                " or kvfs umount it first"
+            )
+    return Unavailable(f"{error} without a mount (kvfs serve); stop that first, then mount")
+
+
+@asynccontextmanager
+async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> AsyncIterator[None]:
+    options = {"default_permissions", f"fsname={source_of(config.home)}", f"subtype={SUBTYPE}"}
+    if config.mount.allow_other:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(operations, os.fspath(mountpoint), options)
+    except RuntimeError as error:
+        hint = "; allow_other needs user_allow_other in /etc/fuse.conf" if os.geteuid() else ""
+        raise KvfsError(f"{mountpoint}: the kernel refuses the mount ({error}){hint}") from error
+    try:
+        yield
+    finally:
+        operations.files.close()
+        pyfuse3.close(unmount=True)
+        log.info("unmounted %s", mountpoint)
+
+
+async def _serve_requests(
+    operations: Operations,
+    config: Config,
+    mountpoint: Path,
+    signals: AsyncIterator[int],
+    on_ready: Callable[[], None],
+) -> None:
+    async with trio.open_nursery() as nursery:
+        notices = trio.CancelScope()
+        requests = trio.CancelScope()
+        notices_ended = trio.Event()
+
+        async def send_notices() -> None:
+            with notices:
+                await operations.freshness.run()
+            notices_ended.set()
+
+        async def stop_on_signal() -> None:
+            async for number in signals:
+                log.info("%s: stopping", signal.Signals(number).name)
+                notices.cancel()
+                await notices_ended.wait()
+                requests.deadline = trio.current_time() + MOUNT_STOP_DEADLINE_S
+                pyfuse3.terminate()
+                return
+
+        nursery.start_soon(send_notices)
+        nursery.start_soon(stop_on_signal)
+        nursery.start_soon(_announce, operations, config, mountpoint, on_ready)
+        with requests:
+            await pyfuse3.main(min_tasks=_TASKS_IDLE, max_tasks=_TASKS_MAX)
+        nursery.cancel_scope.cancel()
+
+
+async def _announce(
+    operations: Operations, config: Config, mountpoint: Path, on_ready: Callable[[], None]
+) -> None:
+    """Once the kernel has said hello: last settings, and word to whoever waits."""
+    await operations.is_ready.wait()
+    entry = await trio.to_thread.run_sync(find_mount, mountpoint)
+    if entry is not None and not raise_read_ahead(entry.device, config.mount.read_ahead_kib):
+        log.info("the kernel's read-ahead stays as it is: changing it needs root")
+    log.info("mounted %s at %s", config.home, mountpoint)
+    on_ready()
