@@ -449,7 +449,7 @@ class Node:
         self.drop_files(decision.evict)
         self.counters.evicted_files += len(decision.evict)
         self.counters.evicted_bytes += decision.freed_bytes
-        return len(decision.evict) + len(decision.restamp)
+        return len(decision.evict)
 
     def statfs(self) -> Statfs:
         """Capacity and room of all directories together; never waits."""
