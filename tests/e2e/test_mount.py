@@ -1,0 +1,614 @@
+"""What POSIX users expect of files, directories and names, with real system calls on a real mount."""
+
+import errno
+import mmap
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from tests.e2e.mounted import mounted, place  # noqa: F401  fixtures
+from tests.mounts import MountProcess
+
+MIB = 1024 * 1024
+
+
+def fails_with(code: int) -> "pytest.RaisesExc[OSError]":
+    return pytest.raises(OSError, check=lambda error: error.errno == code)
+
+
+# Bytes --------------------------------------------------------------------------------------------
+def test_a_closed_file_is_whole_at_once_for_clients(place: Path, mounted: MountProcess) -> None:
+    data = os.urandom(3 * MIB + 17)
+    (place / "a").write_bytes(data)
+    with Client(mounted.store) as client:
+        path = f"{place.name}/a".encode()
+        assert client.lookup([path]) == [len(data)]
+        (opened,) = client.open([path])
+        assert opened is not None
+        with opened:
+            assert os.pread(opened.fd, len(data) + 1, 0) == data
+    assert (place / "a").read_bytes() == data
+
+
+def test_an_open_file_is_there_but_no_client_sees_it(place: Path, mounted: MountProcess) -> None:
+    with open(place / "a", "wb", buffering=0) as file, Client(mounted.store) as client:
+        file.write(b"half")
+        assert os.listdir(place) == ["a"]
+        assert os.stat(place / "a").st_size == 4
+        assert (place / "a").read_bytes() == b"half"
+        assert client.lookup([f"{place.name}/a".encode()]) == [None]
+
+
+def test_what_a_client_publishes_is_there_at_once(place: Path, mounted: MountProcess) -> None:
+    name = place / "from-client"
+    assert not name.exists()
+    publish(mounted.store, f"{place.name}/from-client".encode(), b"one")
+    assert name.read_bytes() == b"one"
+    assert os.listdir(place) == ["from-client"]
+
+
+def publish(store: Path, path: bytes, data: bytes) -> None:
+    import xxhash
+
+    from kvfs.client import StagedFile
+
+    with Client(store) as client:
+        (staged,) = client.stage([len(data)])
+        os.write(staged.fd, data)
+        os.close(staged.fd)
+        digest = xxhash.xxh3_128_digest(data)
+        client.publish([StagedFile(staged.token, path, digest, len(data))])
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4095, 4096, 4097, MIB, MIB + 1, 9 * MIB + 5])
+def test_sizes(place: Path, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    (place / "a").write_bytes(data)
+    assert os.stat(place / "a").st_size == size_bytes
+    assert (place / "a").read_bytes() == data
+
+
+def test_pread_and_pwrite_anywhere(place: Path) -> None:
+    fd = os.open(place / "a", os.O_RDWR | os.O_CREAT)
+    try:
+        assert os.pwrite(fd, b"abc", 10_000) == 3
+        assert os.pwrite(fd, b"xyz", 5) == 3
+        assert os.pread(fd, 20_000, 0) == bytes(5) + b"xyz" + bytes(9_992) + b"abc"
+        assert os.pread(fd, 10, 10_002) == b"c"
+        assert os.pread(fd, 10, 10_003) == b""
+    finally:
+        os.close(fd)
+    assert os.stat(place / "a").st_size == 10_003
+
+
+def test_one_large_write_is_never_short(place: Path) -> None:
+    data = os.urandom(40 * MIB + 3)
+    fd = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    try:
+        assert os.write(fd, data) == len(data)
+    finally:
+        os.close(fd)
+    fd = os.open(place / "a", os.O_RDONLY)
+    try:
+        assert os.read(fd, len(data)) == data
+    finally:
+        os.close(fd)
+
+
+def test_offsets_above_4_gib_in_a_sparse_file(place: Path) -> None:
+    far = 5 * 1024 * MIB + 1
+    fd = os.open(place / "a", os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(fd, b"far", far)
+        os.pwrite(fd, b"near", 0)
+        assert os.fstat(fd).st_size == far + 3
+        assert os.pread(fd, 8, far - 1) == b"\0far"
+        assert os.pread(fd, 8, far // 2) == bytes(8)
+        os.unlink(place / "a")  # so that 5 GiB need not be hashed
+    finally:
+        os.close(fd)
+
+
+def test_a_sparse_file_keeps_its_holes_as_zeros(place: Path) -> None:
+    fd = os.open(place / "a", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 64 * MIB)
+    os.pwrite(fd, b"end", 64 * MIB - 3)
+    os.close(fd)
+    with open(place / "a", "rb") as file:
+        assert file.read(4096) == bytes(4096)
+        file.seek(-3, os.SEEK_END)
+        assert file.read() == b"end"
+
+
+def test_o_direct(place: Path) -> None:
+    buffer = mmap.mmap(-1, 4 * MIB)
+    buffer.write(os.urandom(4 * MIB))
+    fd = os.open(place / "a", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+    try:
+        assert os.write(fd, buffer) == 4 * MIB
+    finally:
+        os.close(fd)
+    back = mmap.mmap(-1, 4 * MIB)
+    fd = os.open(place / "a", os.O_RDONLY | os.O_DIRECT)
+    try:
+        assert os.preadv(fd, [back], 0) == 4 * MIB
+        assert back[:] == buffer[:]
+        assert os.preadv(fd, [back], 3 * MIB) == MIB
+        assert back[:MIB] == buffer[3 * MIB :]
+    finally:
+        os.close(fd)
+    assert (place / "a").read_bytes() == buffer[:]
+
+
+def test_o_direct_and_buffered_readers_see_one_file(place: Path) -> None:
+    (place / "a").write_bytes(b"1" * 8192)
+    assert (place / "a").read_bytes() == b"1" * 8192
+    buffer = mmap.mmap(-1, 4096)
+    buffer.write(b"2" * 4096)
+    fd = os.open(place / "a", os.O_RDWR | os.O_DIRECT)
+    os.pwrite(fd, buffer, 4096)
+    assert (place / "a").read_bytes() == b"1" * 4096 + b"2" * 4096
+    os.close(fd)
+    assert (place / "a").read_bytes() == b"1" * 4096 + b"2" * 4096
+
+
+def test_append_from_two_descriptors(place: Path) -> None:
+    first = os.open(place / "a", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    second = os.open(place / "a", os.O_WRONLY | os.O_APPEND)
+    for number in range(100):
+        os.write(first if number % 2 else second, b"%02d" % number)
+    os.close(first)
+    os.close(second)
+    assert (place / "a").read_bytes() == b"".join(b"%02d" % n for n in range(100))
+    with open(place / "a", "ab") as file:
+        file.write(b"end")
+    assert (place / "a").read_bytes().endswith(b"9899end")
+
+
+def test_truncate_down_and_up(place: Path) -> None:
+    (place / "a").write_bytes(b"0123456789" * 1000)
+    os.truncate(place / "a", 5)
+    assert (place / "a").read_bytes() == b"01234"
+    os.truncate(place / "a", 8192)
+    assert (place / "a").read_bytes() == b"01234" + bytes(8187)
+    with open(place / "a", "r+b") as file:
+        file.truncate(3)
+        file.seek(1)
+        file.write(b"X")
+    assert (place / "a").read_bytes() == b"0X2"
+    os.truncate(place / "a", 0)
+    assert os.stat(place / "a").st_size == 0
+
+
+def test_truncating_to_its_own_size_changes_nothing(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.truncate(place / "a", 4)
+    assert (place / "a").read_bytes() == b"data"
+
+
+def test_open_flags(place: Path) -> None:
+    with fails_with(errno.ENOENT):
+        os.open(place / "a", os.O_WRONLY)
+    os.close(os.open(place / "a", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
+    assert stat.S_IMODE(os.stat(place / "a").st_mode) == 0o640
+    with fails_with(errno.EEXIST):
+        os.open(place / "a", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    (place / "a").write_bytes(b"data")
+    os.close(os.open(place / "a", os.O_WRONLY | os.O_CREAT))
+    assert (place / "a").read_bytes() == b"data"
+    os.close(os.open(place / "a", os.O_RDONLY | os.O_TRUNC))
+    assert (place / "a").read_bytes() == b""
+    with fails_with(errno.EISDIR):
+        os.open(place, os.O_WRONLY)
+    with fails_with(errno.ENOTDIR):
+        os.open(place / "a" / "b", os.O_RDONLY)
+    (place / "a").write_bytes(b"data")
+    fd = os.open(place / "a", os.O_RDONLY)
+    with fails_with(errno.EBADF):
+        os.write(fd, b"x")
+    os.close(fd)
+
+
+def test_a_dup_that_is_closed_first_does_not_end_the_file(place: Path) -> None:
+    fd = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"one")
+    os.close(os.dup(fd))
+    assert (place / "a").read_bytes() == b"one"
+    os.write(fd, b"two")
+    os.close(fd)
+    assert (place / "a").read_bytes() == b"onetwo"
+
+
+def test_shell_redirection(place: Path) -> None:
+    script = "(echo one; echo two) > out; echo three >> out; cat out; sed -i s/two/2/ out; cat out"
+    done = subprocess.run(["sh", "-c", script], cwd=place, capture_output=True, check=True)
+    assert done.stdout == b"one\ntwo\nthree\none\n2\nthree\n"
+
+
+def test_fsync(place: Path) -> None:
+    with open(place / "a", "wb") as file:
+        file.write(b"data")
+        file.flush()
+        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
+    with open(place / "a", "rb") as file:
+        os.fsync(file.fileno())
+    directory = os.open(place, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    os.sync()
+    assert (place / "a").read_bytes() == b"data"
+
+
+def test_copy_file_range_sendfile_and_fallocate(place: Path) -> None:
+    data = os.urandom(2 * MIB)
+    (place / "a").write_bytes(data)
+    with open(place / "a", "rb") as source, open(place / "b", "w+b") as target:
+        while os.copy_file_range(source.fileno(), target.fileno(), 16 * MIB):
+            pass
+        os.posix_fallocate(target.fileno(), 0, 3 * MIB)
+    assert (place / "b").read_bytes() == data + bytes(MIB)
+    with open(place / "a", "rb") as source, open(place / "c", "wb") as target:
+        assert os.sendfile(target.fileno(), source.fileno(), 0, len(data)) == len(data)
+    assert (place / "c").read_bytes() == data
+
+
+# Mappings -----------------------------------------------------------------------------------------
+def test_a_mapping_writes_a_new_file(place: Path) -> None:
+    with open(place / "a", "w+b") as file:
+        file.truncate(3 * MIB)
+        with mmap.mmap(file.fileno(), 3 * MIB) as mapped:
+            mapped[0:5] = b"begin"
+            mapped[MIB : MIB + 3] = b"mid"
+            mapped[-3:] = b"end"
+            mapped.flush()
+    data = (place / "a").read_bytes()
+    assert (data[:5], data[MIB : MIB + 3], data[-3:]) == (b"begin", b"mid", b"end")
+    assert len(data) == 3 * MIB
+    assert not any(data[5:MIB])
+
+
+def test_a_mapping_outlives_its_descriptor(place: Path, mounted: MountProcess) -> None:
+    fd = os.open(place / "a", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 8192)
+    mapped = mmap.mmap(fd, 8192)
+    os.close(fd)
+    mapped[4096:4100] = b"late"
+    mapped.close()
+    assert (place / "a").read_bytes() == bytes(4096) + b"late" + bytes(4092)
+
+
+def test_private_mappings_change_nothing(place: Path) -> None:
+    (place / "a").write_bytes(b"abcdefgh" * 1024)
+    with open(place / "a", "rb") as file:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        with mmap.mmap(file.fileno(), 8192, flags=flags, prot=prot) as mapped:
+            assert mapped[:8] == b"abcdefgh"
+            mapped[:8] = b"ABCDEFGH"
+            assert mapped[:8] == b"ABCDEFGH"
+    assert (place / "a").read_bytes() == b"abcdefgh" * 1024
+
+
+def test_programs_run_from_the_mount(place: Path) -> None:
+    (place / "true").write_bytes(Path("/bin/true").read_bytes())
+    os.chmod(place / "true", 0o755)
+    assert subprocess.run([place / "true"], check=False).returncode == 0
+
+
+# Names --------------------------------------------------------------------------------------------
+def test_the_temporary_file_pattern(place: Path, mounted: MountProcess) -> None:
+    (place / "a").write_bytes(b"old")
+    with open(place / "a", "rb") as reader:
+        for number in range(20):
+            with open(place / "a.tmp", "wb") as file:
+                file.write(b"new %d" % number)
+            os.rename(place / "a.tmp", place / "a")
+            assert (place / "a").read_bytes() == b"new %d" % number
+            assert os.stat(place / "a").st_size == len(b"new %d" % number)
+        assert reader.read() == b"old"
+    assert os.listdir(place) == ["a"]
+    with Client(mounted.store) as client:
+        assert client.lookup([f"{place.name}/a".encode()]) == [6]
+
+
+def test_rename_rules(place: Path) -> None:
+    (place / "file").write_bytes(b"1")
+    (place / "other").write_bytes(b"2")
+    (place / "dir" / "sub").mkdir(parents=True)
+    (place / "empty").mkdir()
+    with fails_with(errno.ENOENT):
+        os.rename(place / "none", place / "x")
+    with fails_with(errno.EISDIR):
+        os.rename(place / "file", place / "dir")
+    with fails_with(errno.ENOTDIR):
+        os.rename(place / "dir", place / "file")
+    with fails_with(errno.ENOTEMPTY):
+        os.rename(place / "empty", place / "dir")
+    with fails_with(errno.EINVAL):
+        os.rename(place / "dir", place / "dir" / "sub" / "x")
+    os.rename(place / "dir", place / "empty")
+    assert sorted(os.listdir(place)) == ["empty", "file", "other"]
+    assert os.listdir(place / "empty") == ["sub"]
+    os.rename(place / "file", place / "empty" / "sub" / "moved")
+    assert (place / "empty" / "sub" / "moved").read_bytes() == b"1"
+    assert not (place / "file").exists()
+
+
+def rename_with(source: Path, target: Path, flags: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.renameat2(-100, os.fsencode(source), -100, os.fsencode(target), flags)
+    if done != 0:
+        raise OSError(ctypes.get_errno(), "renameat2")
+
+
+def test_rename_without_replacing_and_exchange(place: Path) -> None:
+    (place / "a").write_bytes(b"1")
+    (place / "b").write_bytes(b"2")
+    with fails_with(errno.EEXIST):
+        rename_with(place / "a", place / "b", 1)
+    rename_with(place / "a", place / "b", 2)
+    assert ((place / "a").read_bytes(), (place / "b").read_bytes()) == (b"2", b"1")
+    rename_with(place / "a", place / "c", 1)
+    assert sorted(os.listdir(place)) == ["b", "c"]
+
+
+def test_unlinked_and_renamed_while_open(place: Path) -> None:
+    (place / "a").write_bytes(b"a" * 10_000)
+    reader = open(place / "a", "rb")
+    writer = open(place / "w", "w+b", buffering=0)
+    os.unlink(place / "a")
+    writer.write(b"1")
+    os.rename(place / "w", place / "moved")
+    writer.write(b"2")
+    assert reader.read() == b"a" * 10_000
+    assert os.fstat(reader.fileno()).st_nlink == 0
+    assert (place / "moved").read_bytes() == b"12"
+    os.unlink(place / "moved")
+    writer.write(b"3")
+    writer.seek(0)
+    assert writer.read() == b"123"
+    writer.close()
+    reader.close()
+    assert os.listdir(place) == []
+
+
+def test_hard_links(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.link(place / "a", place / "b")
+    assert os.stat(place / "a").st_nlink == os.stat(place / "b").st_nlink == 2
+    assert os.path.samefile(place / "a", place / "b")
+    (place / "b").write_bytes(b"changed")
+    assert (place / "a").read_bytes() == b"changed"
+    assert os.stat(place / "a").st_size == 7
+    with fails_with(errno.EEXIST):
+        os.link(place / "a", place / "b")
+    os.unlink(place / "a")
+    assert os.stat(place / "b").st_nlink == 1
+    assert (place / "b").read_bytes() == b"changed"
+
+
+def test_hard_link_of_a_file_that_is_read_and_overwritten(place: Path) -> None:
+    (place / "a").write_bytes(b"old")
+    assert (place / "a").read_bytes() == b"old"
+    os.link(place / "a", place / "b")
+    with open(place / "a", "rb") as reader:
+        (place / "b").write_bytes(b"newer")
+        assert os.stat(place / "a").st_size == 5
+        assert (place / "a").read_bytes() == b"newer"
+        assert reader.read() == b"old"
+    assert (place / "a").read_bytes() == (place / "b").read_bytes() == b"newer"
+
+
+def test_symbolic_links(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.symlink("a", place / "l")
+    os.symlink("nowhere", place / "dangling")
+    assert os.readlink(place / "l") == "a"
+    assert (place / "l").read_bytes() == b"data"
+    assert stat.S_ISLNK(os.lstat(place / "l").st_mode)
+    with fails_with(errno.ENOENT):
+        os.stat(place / "dangling")
+    (place / "dangling").write_bytes(b"x")
+    assert (place / "nowhere").read_bytes() == b"x"
+
+
+def test_directories(place: Path) -> None:
+    os.mkdir(place / "d", 0o750)
+    assert stat.S_IMODE(os.stat(place / "d").st_mode) == 0o750
+    with fails_with(errno.EEXIST):
+        os.mkdir(place / "d")
+    (place / "d" / "f").write_bytes(b"")
+    with fails_with(errno.ENOTEMPTY):
+        os.rmdir(place / "d")
+    with fails_with(errno.ENOTDIR):
+        os.rmdir(place / "d" / "f")
+    with pytest.raises(IsADirectoryError):
+        os.unlink(place / "d")
+    os.unlink(place / "d" / "f")
+    os.rmdir(place / "d")
+    assert not (place / "d").exists()
+
+
+def test_directory_times_and_links(place: Path) -> None:
+    before = os.stat(place)
+    (place / "d").mkdir()
+    after = os.stat(place)
+    assert after.st_nlink == before.st_nlink + 1
+    assert after.st_mtime_ns > before.st_mtime_ns
+
+
+def test_names_as_lmcache_writes_them(place: Path) -> None:
+    names = [
+        "org-SEP-model@1@0@-3f%2Fe.data",
+        "-starts-with-dash",
+        "n" * 255,
+        "tab\tnewline\n",
+        "\udcff\udcfe",
+        "blank ",
+        "ü" * 127,
+    ]
+    for name in names:
+        (place / name).write_bytes(os.fsencode(name))
+    assert sorted(os.listdir(place)) == sorted(names)
+    for name in names:
+        assert (place / name).read_bytes() == os.fsencode(name)
+    with fails_with(errno.ENAMETOOLONG):
+        (place / ("n" * 256)).write_bytes(b"")
+
+
+def test_a_large_directory_lists_every_name_once(place: Path) -> None:
+    names = {f"file-{number:05}" for number in range(3000)}
+    for name in names:
+        os.mknod(place / name)
+    assert sorted(os.listdir(place)) == sorted(names)
+    seen = []
+    with os.scandir(place) as entries:
+        for entry in entries:
+            seen.append(entry.name)
+            if len(seen) == 1000:
+                for name in sorted(names)[:500] + sorted(names)[-500:]:
+                    os.unlink(place / name)
+                (place / "aaa-new").write_bytes(b"")
+    kept = sorted(names)[500:-500]
+    assert len(seen) == len(set(seen))
+    assert set(kept) <= set(seen)
+    dots = subprocess.run(["ls", "-a", place], capture_output=True, text=True, check=True).stdout
+    assert dots.split()[:2] == [".", ".."]
+
+
+def test_rewinding_and_seeking_in_a_directory(place: Path) -> None:
+    import ctypes
+
+    for number in range(600):
+        os.mknod(place / f"{number:03}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.opendir.restype = libc.readdir64.restype = ctypes.c_void_p
+    libc.telldir.restype = ctypes.c_long
+    pointer = ctypes.c_void_p(libc.opendir(os.fsencode(place)))
+
+    def read_name() -> bytes:
+        entry = libc.readdir64(pointer)
+        return ctypes.string_at(entry + 19) if entry else b""
+
+    first = [read_name() for _ in range(300)]
+    position = ctypes.c_long(libc.telldir(pointer))
+    rest = [read_name() for _ in range(100)]
+    libc.seekdir(pointer, position)
+    assert [read_name() for _ in range(100)] == rest
+    libc.rewinddir(pointer)
+    assert [read_name() for _ in range(300)] == first
+    libc.closedir(pointer)
+
+
+def test_fifos_and_special_files(place: Path) -> None:
+    os.mkfifo(place / "fifo", 0o600)
+    assert stat.S_ISFIFO(os.stat(place / "fifo").st_mode)
+    writer = subprocess.Popen(["sh", "-c", f"echo through > '{place}/fifo'"])
+    assert (place / "fifo").read_bytes() == b"through\n"
+    assert writer.wait(10) == 0
+    os.mknod(place / "regular", stat.S_IFREG | 0o600)
+    assert (place / "regular").read_bytes() == b""
+    (place / "regular").write_bytes(b"x")
+    assert (place / "regular").read_bytes() == b"x"
+
+
+# Attributes ---------------------------------------------------------------------------------------
+def test_modes_owners_and_times(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.chmod(place / "a", 0o604)
+    assert stat.S_IMODE(os.stat(place / "a").st_mode) == 0o604
+    if os.geteuid() == 0:
+        os.chown(place / "a", 1234, 4321)
+        assert (os.stat(place / "a").st_uid, os.stat(place / "a").st_gid) == (1234, 4321)
+    os.utime(place / "a", ns=(123_456_789_012_345_678, 987_654_321_098_765_432))
+    status = os.stat(place / "a")
+    assert status.st_atime_ns == 123_456_789_012_345_678
+    assert status.st_mtime_ns == 987_654_321_098_765_432
+    assert (place / "a").read_bytes() == b"data"
+    assert status.st_blocks == 1
+
+
+def test_a_time_set_before_close_stays(place: Path) -> None:
+    with open(place / "a", "wb") as file:
+        file.write(b"data")
+        file.flush()
+        os.utime(file.fileno(), ns=(5_000_000_001, 6_000_000_001))
+    assert os.stat(place / "a").st_mtime_ns == 6_000_000_001
+
+
+def test_writing_moves_the_time_on(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.utime(place / "a", ns=(1, 1))
+    with open(place / "a", "ab") as file:
+        file.write(b"more")
+    assert os.stat(place / "a").st_mtime_ns > 10**18
+    assert os.stat(place / "a").st_size == 8
+
+
+def test_copies_keep_times(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    os.utime(place / "a", ns=(7_000_000_000, 8_000_000_000))
+    subprocess.run(["cp", "-p", place / "a", place / "b"], check=True)
+    assert os.stat(place / "b").st_mtime_ns == 8_000_000_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's place")
+def test_permissions_are_checked(place: Path, mounted: MountProcess) -> None:
+    (place / "secret").write_bytes(b"data")
+    os.chmod(place / "secret", 0o600)
+    code = f"""
+import os, sys
+os.setuid(65534)
+try:
+    os.open({str(place / "secret")!r}, os.O_RDONLY)
+except PermissionError:
+    sys.exit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
+
+
+def test_statfs(place: Path) -> None:
+    room = os.statvfs(place)
+    assert room.f_bsize == room.f_frsize == 4096
+    assert room.f_namemax == 255
+    assert 0 < room.f_bavail <= room.f_bfree <= room.f_blocks
+    assert 0 < room.f_ffree <= room.f_files
+
+
+def test_extended_attributes_are_refused(place: Path) -> None:
+    (place / "a").write_bytes(b"data")
+    with fails_with(errno.EOPNOTSUPP):
+        os.setxattr(place / "a", "user.x", b"1")
+    with fails_with(errno.EOPNOTSUPP):
+        os.getxattr(place / "a", "user.x")
+
+
+def test_locks(place: Path) -> None:
+    import fcntl
+
+    with open(place / "a", "wb") as first, open(place / "a", "wb") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(first, fcntl.LOCK_EX)
+
+
+# Tools --------------------------------------------------------------------------------------------
+def test_tar_rsync_like_tools_and_removal(place: Path) -> None:
+    source = Path(__file__).parent.parent
+    subprocess.run(["cp", "-a", source, place / "copy"], check=True)
+    subprocess.run(["diff", "-r", source, place / "copy"], check=True)
+    subprocess.run(["tar", "-cf", place / "t.tar", "-C", place, "copy"], check=True)
+    (place / "out").mkdir()
+    subprocess.run(["tar", "-xf", place / "t.tar", "-C", place / "out"], check=True)
+    subprocess.run(["diff", "-r", source, place / "out" / "copy"], check=True)
+    subprocess.run(["rm", "-rf", *place.iterdir()], check=True)
+    assert os.listdir(place) == []
