@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvfs.arguments import build_parser
-from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
+from kvfs.errors import InvalidInput, KvfsError, NamespaceError
 
 if TYPE_CHECKING:
     from kvfs.locate import Mounted
@@ -53,7 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _complain(name, str(error), COULD_NOT_RUN)
     except OSError as error:
         subject = f"{error.filename}: " if error.filename else ""
-        return _complain(name, f"{subject}{error.strerror or error}", COULD_NOT_RUN)
+        advice = "; run as its owner" if isinstance(error, PermissionError) else ""
+        return _complain(name, f"{subject}{error.strerror or error}{advice}", COULD_NOT_RUN)
 
 
 def _is_absence(error: NamespaceError) -> bool:
@@ -212,10 +213,7 @@ def _doctor(arguments: Arguments) -> int:
     from kvfs import operate
     from kvfs.locate import locate
 
-    try:
-        store = locate(arguments.store, (), _find_mounts).store
-    except InvalidInput as error:  # several mounts: the machine can be examined without a store
-        raise Unavailable(str(error)) from error
+    store = locate(arguments.store, (), _find_mounts).store
     return operate.doctor(store, _find_mounts, sys.stdout, is_json=arguments.json)
 
 

@@ -278,11 +278,17 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
 
 def check_store(store: Path) -> Iterator[Finding]:
     """The store's directory: there, writable, fast, with room; and its node."""
-    if not store.exists():
+    try:
+        exists, is_ours = store.exists(), is_store(store)
+    except OSError as error:
+        advice = "run as the store's owner, or name another with --store"
+        yield Finding("store", Level.FAIL, f"{store}: {error.strerror}", advice)
+        return
+    if not exists:
         advice = f"`kvfs mount MOUNTPOINT --store {store}` makes it, or `kvfs init {store}`"
         yield Finding("store", Level.WARN, f"{store} does not exist yet", advice)
         return
-    if not is_store(store):
+    if not is_ours:
         advice = f"name a store with --store, or make one with `kvfs init {store}`"
         yield Finding("store", Level.WARN, f"{store} is no store", advice)
         return
