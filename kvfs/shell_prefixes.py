@@ -349,7 +349,7 @@ def end_text(found: Explanation) -> str:
             behind = count_text(len(found.beyond), "chunk")
             return (
                 f"gap: what follows token {found.hit_tokens} was evicted or found corrupt;"
-                f" {behind} behind it wait for it to be stored again"
+                f" {behind} behind it: of no use until it is stored again"
             )
     searched = "" if found.is_searched else " (too many files to search for chunks behind it)"
     return f"no chunk continues at token {found.hit_tokens}: never stored, or evicted{searched}"
