@@ -155,6 +155,7 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
         self._pool = ThreadPoolExecutor(threads, "kvfs-load")
+        self._is_closed = False
 
     def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
         """Begin to load. The blocks are the loader's until the outcome is taken."""
@@ -186,13 +187,22 @@ class Loader:
         return outcomes
 
     def close(self) -> None:
+        """Give up what is under way. Its outcomes are never taken."""
+        self._is_closed = True
         for job in self._jobs.values():
             job.shut()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # On the threads -------------------------------------------------------------------------------
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+    def _start(self, work: Callable[..., None], *arguments: object) -> bool:
+        """Hand work to a thread; False after `close`."""
+        try:
+            self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+        except RuntimeError:  # the pool takes nothing more
+            if not self._is_closed:
+                raise
+            return False
+        return True
 
     def _open(self, job: _Job, first: int) -> None:
         """Open the next chunks, and hand each to a thread; the last of them comes back here."""
@@ -205,7 +215,10 @@ class Loader:
             return
         batch = _Countdown(len(chunks))
         for load, file in zip(chunks, opened, strict=True):
-            self._start(self._load, job, load, file, batch, first + len(chunks))
+            if not self._start(self._load, job, load, file, batch, first + len(chunks)):
+                self._finish(job, load, Failure.CANCELLED)
+                if file is not None:
+                    file.close()
 
     def _load(
         self, job: _Job, load: ChunkLoad, file: OpenFile | None, batch: "_Countdown", following: int

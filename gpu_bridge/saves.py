@@ -103,8 +103,8 @@ class Saver:
         self._settled: list[int] = []
         self._ends: list[SaveEnd] = []
         self._pool = ThreadPoolExecutor(threads, "kvfs-save")
-        # Half of the slots, or all but one, stay with the loads.
-        self._spare_slots = staging.count // 2
+        self._is_closed = False
+        self._spare_slots = staging.count // 2  # stay with the loads
 
     def submit(self, place: Place, saves: Sequence[ChunkSave], after: Mark | None) -> None:
         """Begin to save. The blocks must keep their content until their save settles."""
@@ -153,6 +153,7 @@ class Saver:
         """Finish what can be finished in time, drop the rest."""
         if not self.flush(deadline_s):
             log.warning("kvfs: %d chunks were not saved before the end", len(self._jobs))
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             left = list(self._jobs.values())
@@ -160,8 +161,15 @@ class Saver:
             job.give_up()
 
     # On the threads -------------------------------------------------------------------------------
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+    def _start(self, work: Callable[..., None], *arguments: object) -> bool:
+        """Hand work to a thread; False after `close`."""
+        try:
+            self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
+        except RuntimeError:  # the pool takes nothing more
+            if not self._is_closed:
+                raise
+            return False
+        return True
 
     def _begin(self, jobs: Sequence[_Job]) -> None:
         try:
@@ -188,7 +196,9 @@ class Saver:
             return
         batch = _Batch(len(jobs))
         for job, file in zip(jobs, staged, strict=True):
-            self._start(self._save, job, file, batch)
+            if not self._start(self._save, job, file, batch):
+                self._drop(job, Drop.CLOSED)
+                os.close(file.fd)
 
     def _without_known(self, jobs: Sequence[_Job]) -> list[_Job]:
         asked = [job for job in jobs if not job.save.is_replacing]

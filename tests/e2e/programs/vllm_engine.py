@@ -67,6 +67,11 @@ def settle(llm: Any) -> bool:
     return not scheduler.has_requests()
 
 
+def forget(llm: Any, **what: bool) -> bool:
+    """Empty the engine's own prefix cache, which asks for all blocks to be given back."""
+    return settle(llm) and llm.reset_prefix_cache(**what)
+
+
 def main() -> None:
     from vllm import LLM
 
@@ -76,8 +81,8 @@ def main() -> None:
         "generate": lambda prompts, tokens: generate(llm, prompts, tokens),
         "metrics": lambda: metrics(llm),
         "settle": lambda: settle(llm),
-        "forget": llm.reset_prefix_cache,
-        "forget_all": lambda: llm.reset_prefix_cache(reset_connector=True),
+        "forget": lambda: forget(llm),
+        "forget_all": lambda: forget(llm, reset_connector=True),
         "stop": llm.llm_engine.engine_core.shutdown,
     }
     replies.write(json.dumps("ready") + "\n")

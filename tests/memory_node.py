@@ -1,0 +1,104 @@
+"""A node that exists in this process only: what the bridge asks for, with files in memory."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvfs.client import OpenFile, Staged, StagedFile
+from kvfs.digest import digest_of
+from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.meta.contract import ChunkInfo
+
+Result = TypeVar("Result")
+
+
+class MemoryNode:
+    """Stands in for a `Link` and its client. `is_away`: every call fails. `before`: called with the
+    name of each operation before it happens, on the caller's thread."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.digests: dict[bytes, bytes] = {}  # where they are not those of the bytes
+        self.infos: dict[bytes, ChunkInfo | None] = {}
+        self.reported: list[bytes] = []
+        self.calls: list[str] = []
+        self.open_staged: dict[int, int] = {}
+        self.is_away = False
+        self.is_full = False
+        self.before: Callable[[str], None] = lambda name: None
+        self._lock = threading.Lock()
+        self._token = 0
+
+    @property
+    def client(self) -> "MemoryNode":
+        return self
+
+    def ask(self, call: "Callable[[MemoryNode], Result]") -> Result | None:
+        try:
+            return call(self)
+        except Unavailable:
+            return None
+
+    def close(self) -> None:
+        pass
+
+    def put(self, path: bytes, content: bytes, digest: bytes | None = None) -> None:
+        """Publish, with a digest that is not that of the content when one is given."""
+        self.files[path] = content
+        self.digests[path] = digest_of(content) if digest is None else digest
+
+    # The client's operations ----------------------------------------------------------------------
+    def lookup(self, paths: Sequence[bytes]) -> list[int | None]:
+        self._note("lookup")
+        return [len(self.files[path]) if path in self.files else None for path in paths]
+
+    def open(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
+        self._note("open")
+        return [self._open(path) if path in self.files else None for path in paths]
+
+    def _open(self, path: bytes) -> OpenFile:
+        fd = os.memfd_create("chunk")
+        os.pwrite(fd, self.files[path], 0)
+        return OpenFile(fd, len(self.files[path]), self.digests[path])
+
+    def stage(self, sizes_bytes: Sequence[int]) -> list[Staged]:
+        self._note("stage")
+        if self.is_full:
+            raise OutOfSpace("full")
+        staged = []
+        for _ in sizes_bytes:
+            with self._lock:
+                self._token += 1
+                token = self._token
+                self.open_staged[token] = os.memfd_create("staged")
+            staged.append(Staged(token, os.dup(self.open_staged[token])))
+        return staged
+
+    def publish(self, files: Sequence[StagedFile]) -> None:
+        self._note("publish")
+        for file in files:
+            fd = self.open_staged.pop(file.token)
+            content = os.pread(fd, file.size_bytes + 1, 0)
+            os.close(fd)
+            assert len(content) == file.size_bytes
+            assert digest_of(content) == file.digest
+            self.put(file.path, content)
+            self.infos[file.path] = file.chunk
+
+    def discard(self, tokens: Sequence[int]) -> None:
+        self._note("discard")
+        for token in tokens:
+            os.close(self.open_staged.pop(token))
+
+    def report_corrupt(self, digest: bytes) -> bool:
+        self._note("report_corrupt")
+        self.reported.append(digest)
+        return True
+
+    def _note(self, name: str) -> None:
+        self.before(name)
+        if self.is_away:
+            raise Unavailable("away")
+        with self._lock:
+            self.calls.append(name)

@@ -1,0 +1,351 @@
+"""Saves and loads with a node in memory: what arrives, and what a failure costs."""
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from gpu_bridge.copies import CpuCopier, Mark
+from gpu_bridge.counters import Counters
+from gpu_bridge.layout import GroupLayout, group_layout
+from gpu_bridge.loads import Loader, LoadOutcome
+from gpu_bridge.plan import (
+    ChunkSave,
+    Geometry,
+    Group,
+    Place,
+    RequestLoad,
+    chunk_of,
+    plan_load,
+)
+from gpu_bridge.saves import Saver
+from gpu_bridge.shard import Shard
+from gpu_bridge.staging import StagingPool
+from kvfs.chunk import digest_tokens, verify
+from kvfs.config import BRIDGE_OPEN_BATCH, BRIDGE_SAVES_MAX
+from kvfs.digest import digest_of
+from tests.memory_node import MemoryNode
+from tests.processes import wait_until
+
+BLOCKS, BLOCK_TOKENS, CHUNK_TOKENS = 16, 16, 32
+GEOMETRY = Geometry(CHUNK_TOKENS, BLOCK_TOKENS, (Group(0, BLOCK_TOKENS),), shards=1)
+PLACE = Place(b"kv/m@" + b"0" * 32, "m", "0" * 32)
+HASHES = [i.to_bytes(32, "big") for i in range(1, 2 * BRIDGE_OPEN_BATCH * 3)]
+WAIT_S = 30.0
+
+
+class Memory:
+    """An engine's KV memory: two layers of random bytes."""
+
+    def __init__(self) -> None:
+        self.layers = {
+            name: torch.randint(0, 255, (BLOCKS, 3, 64), dtype=torch.uint8) for name in "ab"
+        }
+        layout: GroupLayout = group_layout(0, list("ab"), self.layers, BLOCKS)
+        self.shard = Shard(0, "test 1", GEOMETRY, {0: layout})
+
+    def block(self, number: int) -> bytes:
+        return b"".join(layer[number].numpy().tobytes() for layer in self.layers.values())
+
+    def blocks(self) -> list[bytes]:
+        return [self.block(number) for number in range(BLOCKS)]
+
+
+class Bench:
+    """Everything that moves chunks, between one memory and one node."""
+
+    def __init__(self, *, slots: int = 4, deadline_s: float = WAIT_S) -> None:
+        self.memory = Memory()
+        self.node = MemoryNode()
+        self.counters = Counters()
+        self.copier = CpuCopier()
+        slot_bytes = self.memory.shard.file_bytes_max("m")
+        self.staging = StagingPool(slots, slot_bytes, pin=False)
+        self.loader = Loader(
+            self.memory.shard, self.node, self.staging, self.copier, self.counters,
+            threads=2, deadline_s=deadline_s,
+        )  # fmt: skip
+        self.saver = Saver(
+            self.memory.shard, self.node, self.staging, self.copier, self.counters, threads=2
+        )
+
+    def save(self, *chunks: int, first_block: int = 1, job: int = 0, **changes: object) -> None:
+        saves = [
+            ChunkSave(
+                job + n,
+                chunk_of(GEOMETRY, HASHES, index, GEOMETRY.groups[0]),
+                (first_block + 2 * n, first_block + 2 * n + 1),
+                tuple(range(index * CHUNK_TOKENS, (index + 1) * CHUNK_TOKENS)),
+                False,
+            )
+            for n, index in enumerate(chunks)
+        ]
+        self.saver.submit(PLACE, [replace(save, **changes) for save in saves], None)
+
+    def load(self, request: str, blocks: list[int], place: Place = PLACE) -> None:
+        tokens = len(blocks) * BLOCK_TOKENS
+        chunks = plan_load(GEOMETRY, HASHES, {0: blocks}, 0, tokens)
+        self.loader.submit(place, RequestLoad(request, chunks), None)
+
+    def outcome(self) -> LoadOutcome:
+        found: list[LoadOutcome] = []
+        wait_until(lambda: bool(found.extend(self.loader.take_outcomes()) or found), WAIT_S)
+        (outcome,) = found
+        return outcome
+
+    def path(self, index: int) -> bytes:
+        return self.memory.shard.path(PLACE, chunk_of(GEOMETRY, HASHES, index, GEOMETRY.groups[0]))
+
+    def counts(self) -> dict[str, float]:
+        return self.counters.take().sums
+
+    def close(self) -> None:
+        self.saver.close(WAIT_S)
+        self.loader.close()
+        wait_until(lambda: self.staging.free == self.staging.count)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def test_what_is_saved_is_a_chunk_file_and_comes_back(bench: Bench, tmp_path) -> None:
+    bench.save(0, 1)
+    assert bench.saver.flush(WAIT_S)
+    assert [end.is_stored for end in bench.saver.take_ends()] == [True, True]
+    assert sorted(bench.saver.take_settled()) == [0, 1]
+    content = bench.node.files[bench.path(1)]
+    header = verify(content)
+    assert (header.token_start, header.token_ids) == (32, tuple(range(32, 64)))
+    info = bench.node.infos[bench.path(1)]
+    assert info is not None and info.tokens_digest == digest_tokens(range(32, 64))
+    (tmp_path / "chunk.safetensors").write_bytes(content)
+    with safe_open(tmp_path / "chunk.safetensors", "pt") as opened:
+        assert torch.equal(opened.get_tensor("a"), bench.memory.layers["a"][3:5])
+
+    before = bench.memory.blocks()
+    bench.load("r", [9, 10, 11, 12])
+    outcome = bench.outcome()
+    assert outcome.is_whole and not outcome.suspects
+    assert bench.memory.blocks() == [*before[:9], *before[1:5], *before[13:]]
+    assert bench.node.calls == ["lookup", "stage", "publish", "open"]
+
+
+def test_what_the_store_has_is_not_written_again_unless_it_is_bad(bench: Bench) -> None:
+    bench.node.put(bench.path(0), b"x" * 10_000)
+    bench.save(0)
+    assert bench.saver.flush(WAIT_S)
+    assert bench.node.files[bench.path(0)] == b"x" * 10_000
+    assert bench.counts()["known_chunks"] == 1
+    bench.save(0, is_replacing=True)
+    assert bench.saver.flush(WAIT_S)
+    verify(bench.node.files[bench.path(0)])
+
+
+@pytest.mark.parametrize("operation", ["lookup", "stage", "publish"])
+def test_a_node_that_goes_away_costs_the_saves(bench: Bench, operation: str) -> None:
+    def leave(name: str) -> None:
+        bench.node.is_away = name == operation
+
+    bench.node.before = leave
+    bench.save(0, 1)
+    assert bench.saver.flush(WAIT_S)
+    assert {end.is_stored for end in bench.saver.take_ends()} == {False}
+    assert bench.counts()["dropped_saves.unavailable"] == 2
+    assert not bench.node.files
+
+
+def test_a_full_store_costs_the_saves(bench: Bench) -> None:
+    bench.node.is_full = True
+    bench.save(0)
+    assert bench.saver.flush(WAIT_S)
+    assert bench.counts()["dropped_saves.no_space"] == 1
+
+
+def test_too_many_saves_are_dropped_and_not_queued(bench: Bench) -> None:
+    held = threading.Event()
+    bench.node.before = lambda name: held.wait(WAIT_S) and None
+    bench.save(*[0] * (BRIDGE_SAVES_MAX + 3), is_replacing=True, block_ids=(1, 2))
+    assert len(bench.saver.take_ends()) == 3
+    assert bench.counts()["dropped_saves.queue_full"] == 3
+    held.set()
+    assert bench.saver.flush(WAIT_S)
+
+
+def test_blocks_that_are_needed_before_they_were_copied_are_given_up(bench: Bench) -> None:
+    held = threading.Event()
+    bench.node.before = lambda name: held.wait(WAIT_S) and None
+    bench.save(0)
+    assert not bench.saver.is_settled(0)
+    bench.saver.settle([0, 99], deadline_s=0.01)
+    assert bench.saver.is_settled(0)
+    held.set()
+    assert bench.saver.flush(WAIT_S)
+    assert not bench.node.files
+    assert not bench.node.open_staged
+    assert bench.counts()["dropped_saves.fenced"] == 1
+
+
+def test_a_copy_that_is_under_way_when_its_blocks_are_needed_is_thrown_away(bench: Bench) -> None:
+    copying, go_on = threading.Event(), threading.Event()
+
+    class SlowCopier(CpuCopier):
+        def gather(
+            self, group: GroupLayout, block_ids: object, payload: torch.Tensor, after: Mark | None
+        ) -> None:
+            copying.set()
+            go_on.wait(WAIT_S)
+            super().gather(group, block_ids, payload, after)
+
+    bench.saver._copier = SlowCopier()
+    bench.save(0)
+    assert copying.wait(WAIT_S)
+    bench.saver.settle([0], deadline_s=0)
+    bench.memory.layers["a"].zero_()  # the engine goes on
+    go_on.set()
+    assert bench.saver.flush(WAIT_S)
+    assert not bench.node.files
+
+
+def test_without_a_slot_a_save_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_bridge.saves.BRIDGE_SLOT_DEADLINE_S", 0.01)
+    with bench.staging.slot(0), bench.staging.slot(0), bench.staging.slot(0):
+        bench.save(0)
+        assert bench.saver.flush(WAIT_S)
+    assert bench.counts()["dropped_saves.no_slot"] == 1
+
+
+def test_a_disk_error_costs_the_save(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("cannot write a chunk")
+
+    def fail(fd: int, memory: memoryview) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("gpu_bridge.saves.write_whole", fail)
+    bench.save(0, 1)
+    assert bench.saver.flush(WAIT_S)
+    assert bench.counts()["dropped_saves.io_error"] == 2
+    assert not bench.node.open_staged
+
+
+def spoil(bench: Bench, kind: str) -> None:
+    """Spoil chunk 1 of 3."""
+    path = bench.path(1)
+    content = bench.node.files[path]
+    digest = digest_of(content)
+    match kind:
+        case "missing":
+            del bench.node.files[path]
+        case "flipped":
+            bench.node.put(path, content[:-1] + bytes([content[-1] ^ 1]), digest)
+        case "cut":
+            bench.node.put(path, content[:-4096], digest)
+        case "empty":
+            bench.node.put(path, b"")
+        case "foreign":
+            bench.node.put(path, os.urandom(len(content)))
+        case "large":
+            bench.node.put(path, bytes(bench.staging.slot_bytes + 1))
+        case "other chunk":
+            bench.node.put(path, bench.node.files[bench.path(0)])
+
+
+FAILURES = {
+    "missing": "missing", "flipped": "corrupt", "cut": "corrupt", "empty": "foreign",
+    "foreign": "foreign", "large": "foreign", "other chunk": "foreign",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_bad_chunk_is_a_miss_and_what_came_before_it_stays(
+    bench: Bench, kind: str, allow_warnings: list[str]
+) -> None:
+    allow_warnings += ["a chunk is corrupt", "is not the chunk that its name promises"]
+    bench.save(0, 1, 2)
+    assert bench.saver.flush(WAIT_S)
+    spoil(bench, kind)
+    before = bench.memory.blocks()
+    bench.load("r", [9, 10, 11, 12, 13, 14])
+    outcome = bench.outcome()
+    assert outcome.failed_blocks == {11, 12, 13, 14}
+    assert bench.memory.blocks()[:13] == [*before[:9], *before[1:3], *before[11:13]]
+    assert bench.counts()[f"failed_loads.{FAILURES[kind]}"] == 1
+    is_written_anew = FAILURES[kind] != "missing"
+    assert outcome.suspects == ({HASHES[3]} if is_written_anew else set())
+    assert bool(bench.node.reported) == (FAILURES[kind] == "corrupt")
+
+
+def test_a_chunk_of_another_model_or_fingerprint_is_a_miss(
+    bench: Bench, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("is not the chunk that its name promises: (model|fingerprint)")
+    bench.save(0)
+    assert bench.saver.flush(WAIT_S)
+    for place in (replace(PLACE, model="n"), replace(PLACE, fingerprint="1" * 32)):
+        bench.load("r", [9, 10], place)
+        assert bench.outcome().failed_blocks == {9, 10}
+
+
+def test_a_node_that_is_away_fails_a_load(bench: Bench) -> None:
+    bench.node.is_away = True
+    bench.load("r", [9, 10, 11, 12])
+    assert bench.outcome().failed_blocks == {9, 10, 11, 12}
+    assert bench.counts()["failed_loads.unavailable"] == 2
+
+
+def test_a_late_load_fails_and_never_writes_afterwards(
+    allow_warnings: list[str],
+) -> None:
+    allow_warnings.append("is given up")
+    bench = Bench(deadline_s=0.05)
+    bench.save(0)
+    assert bench.saver.flush(WAIT_S)
+    held = threading.Event()
+    bench.node.before = lambda name: held.wait(WAIT_S) and None
+    bench.load("r", [9, 10])
+    assert bench.outcome().failed_blocks == {9, 10}
+    assert bench.counts()["failed_loads.late"] == 1
+    before = bench.memory.blocks()
+    held.set()
+    bench.close()
+    assert bench.memory.blocks() == before
+
+
+def test_a_cancelled_load_ends_when_nothing_is_copied_any_more(bench: Bench) -> None:
+    copying, go_on = threading.Event(), threading.Event()
+    bench.save(0)
+    assert bench.saver.flush(WAIT_S)
+
+    class SlowCopier(CpuCopier):
+        def scatter(self, *arguments: object) -> None:
+            copying.set()
+            go_on.wait(WAIT_S)
+            super().scatter(*arguments)
+
+    bench.loader._copier = SlowCopier()
+    bench.load("r", [9, 10])
+    assert copying.wait(WAIT_S)
+    bench.loader.cancel("r")
+    assert bench.loader.take_outcomes() == []
+    go_on.set()
+    assert bench.outcome().failed_blocks == {9, 10}
+
+
+def test_a_long_request_is_opened_in_batches_and_loaded_whole(bench: Bench) -> None:
+    count = 2 * BRIDGE_OPEN_BATCH + 3
+    bench.save(*range(count), block_ids=(1, 2))
+    assert bench.saver.flush(WAIT_S)
+    bench.node.calls.clear()
+    bench.load("r", [1 + n % 15 for n in range(2 * count)])
+    assert bench.outcome().is_whole
+    assert bench.node.calls.count("open") == 3
+    assert bench.counts()["loaded_chunks"] == count
