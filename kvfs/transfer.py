@@ -1,0 +1,123 @@
+"""Whole files between descriptors and the caller's memory, by the shortest way.
+
+Reading takes what memory has already (RWF_NOWAIT) and the rest straight from the disk (O_DIRECT),
+writing goes straight to the disk: a chunk is read or written once and would only push other pages
+out. Where a file system or a buffer does not allow it, the page cache serves. Calls release the
+GIL; several threads keep a disk busy.
+
+Buffers are the caller's, before, during and after. Those that begin at a page boundary and have
+room up to the next multiple of 4096 behind the last byte need no detour; `allocate` makes such.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+
+from kvfs.config import PAGE_BYTES
+from kvfs.digest import digest_of
+from kvfs.errors import Corrupt
+
+_DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def allocate(size_bytes: int) -> memoryview:
+    """Page-aligned memory of at least `size_bytes`, rounded up to whole pages, all zero."""
+    return memoryview(mmap.mmap(-1, _rounded_up(max(size_bytes, 1))))
+
+
+def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -> memoryview:
+    """Read a file of `size_bytes` into the start of `memory` and compare its digest.
+
+    Returns the part of `memory` that holds the file. Raises `Corrupt` when the file is shorter or
+    has other bytes; OSError passes.
+    """
+    done = read_into(fd, memory, size_bytes)
+    if done < size_bytes:
+        raise Corrupt(digest.hex(), f"has {done} bytes, not {size_bytes}")
+    content = memory[:size_bytes]
+    if digest_of(content) != digest:
+        raise Corrupt(digest.hex(), "its bytes do not have this digest")
+    return content
+
+
+def read_into(fd: int, memory: memoryview, size_bytes: int) -> int:
+    """Read `size_bytes` from the start of a file into `memory`; how many there were."""
+    assert len(memory) >= size_bytes
+    done = _read_cached(fd, memory, size_bytes)
+    if size_bytes - done >= _DIRECT_BYTES_MIN:
+        done = _read_direct(fd, memory, size_bytes, done // PAGE_BYTES * PAGE_BYTES)
+    while done < size_bytes and (count := os.preadv(fd, [memory[done:size_bytes]], done)):
+        done += count
+    return done
+
+
+def _read_cached(fd: int, memory: memoryview, size_bytes: int) -> int:
+    """What the page cache has from the start of the file without a gap; how many bytes."""
+    done = 0
+    try:
+        while done < size_bytes:
+            count = os.preadv(fd, [memory[done:size_bytes]], done, os.RWF_NOWAIT)
+            if count == 0:
+                break
+            done += count
+    except BlockingIOError:
+        return done
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+    return done
+
+
+def _read_direct(fd: int, memory: memoryview, size_bytes: int, done: int) -> int:
+    """Read on from a page boundary, past the page cache; where it got to, `done` if refused."""
+    end = min(_rounded_up(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
+    if not _set_direct(fd, True):
+        return done
+    try:
+        while done < end:
+            count = os.preadv(fd, [memory[done:end]], done)
+            done += count
+            if count % PAGE_BYTES or count == 0:
+                break  # the end of the file
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+    finally:
+        _set_direct(fd, False)
+    return min(done, size_bytes)
+
+
+def write_from(fd: int, memory: memoryview) -> None:
+    """Write all of `memory` from the start of an empty file. OSError passes (ENOSPC among them);
+    the file is then of no use."""
+    done = 0
+    whole = len(memory) // PAGE_BYTES * PAGE_BYTES
+    if whole >= _DIRECT_BYTES_MIN and _set_direct(fd, True):
+        try:
+            while done < whole:
+                done += os.pwritev(fd, [memory[done:whole]], done)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+        finally:
+            _set_direct(fd, False)
+    while done < len(memory):
+        done += os.pwritev(fd, [memory[done:]], done)
+
+
+def _set_direct(fd: int, wanted: bool) -> bool:
+    """Switch O_DIRECT on an open descriptor; False where the file system has none."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return False
+    return True
+
+
+def _rounded_up(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,114 @@
+"""The raw data path on real file systems: whatever is cached, aligned or full, bytes are right."""
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from kvfs.config import PAGE_BYTES
+from kvfs.digest import digest_of
+from kvfs.errors import Corrupt
+from kvfs.transfer import allocate, read_into, read_verified, write_from
+
+SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5]
+
+
+@pytest.fixture(params=["disk", "tmpfs"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory on the disk, or on a file system in memory."""
+    if request.param == "disk":
+        return tmp_path
+    memory = Path(f"/dev/shm/kvfs-test-{os.getpid()}")
+    memory.mkdir()
+    request.addfinalizer(lambda: [*map(os.unlink, memory.iterdir()), memory.rmdir()])
+    return memory
+
+
+def forget_cached(fd: int, offset: int = 0, size_bytes: int = 0) -> None:
+    os.fsync(fd)
+    os.posix_fadvise(fd, offset, size_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def write_file(path: Path, data: bytes) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    memory = allocate(len(data))
+    memory[: len(data)] = data
+    write_from(fd, memory[: len(data)])
+    return fd
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_what_was_written_is_read(directory: Path, size_bytes: int) -> None:
+    data = random.Random(size_bytes).randbytes(size_bytes)
+    fd = write_file(directory / "file", data)
+    assert os.fstat(fd).st_size == size_bytes
+    assert (directory / "file").read_bytes() == data
+    for memory in (allocate(size_bytes), memoryview(bytearray(size_bytes + 3))[3:]):
+        forget_cached(fd)
+        assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
+        assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
+    os.close(fd)
+
+
+@pytest.mark.parametrize("cached_from", [0, PAGE_BYTES, 40 * PAGE_BYTES])
+def test_a_file_that_memory_has_in_part_is_read_whole(directory: Path, cached_from: int) -> None:
+    data = random.Random(3).randbytes(2_000_001)
+    fd = write_file(directory / "file", data)
+    forget_cached(fd)
+    os.pread(fd, 20 * PAGE_BYTES, cached_from)
+    memory = allocate(len(data))
+    assert read_into(fd, memory, len(data)) == len(data)
+    assert memory[: len(data)] == data
+    os.close(fd)
+
+
+def test_a_short_file_and_changed_bytes_are_corrupt(directory: Path) -> None:
+    data = random.Random(4).randbytes(500_000)
+    fd = write_file(directory / "file", data)
+    memory = allocate(600_000)
+    with pytest.raises(Corrupt, match="500000 bytes, not 500001"):
+        read_verified(fd, memory, 500_001, digest_of(data))
+    os.pwrite(fd, bytes([data[77] ^ 1]), 77)
+    with pytest.raises(Corrupt, match="do not have this digest"):
+        read_verified(fd, memory, 500_000, digest_of(data))
+    os.close(fd)
+
+
+def test_the_descriptor_is_buffered_again_afterwards(directory: Path) -> None:
+    data = b"x" * 300_000
+    fd = write_file(directory / "file", data)
+    forget_cached(fd)
+    read_into(fd, allocate(len(data)), len(data))
+    assert os.pread(fd, 3, 1) == b"xxx"
+    os.close(fd)
+
+
+def test_a_read_that_the_memory_cannot_hold_is_our_own_bug(tmp_path: Path) -> None:
+    fd = write_file(tmp_path / "file", b"abc")
+    with pytest.raises(AssertionError):
+        read_into(fd, allocate(1)[:2], 3)
+    os.close(fd)
+
+
+def test_a_full_file_system_is_told(tmp_path: Path, small_file_system: Path) -> None:
+    fd = os.open(small_file_system / "file", os.O_RDWR | os.O_CREAT)
+    with pytest.raises(OSError) as raised:
+        write_from(fd, allocate(16 * 1024 * 1024))
+    assert raised.value.errno == errno.ENOSPC
+    os.close(fd)
+
+
+@pytest.fixture
+def small_file_system(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A tmpfs of 4 MiB."""
+    import subprocess
+
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", path], check=True)
+    request.addfinalizer(lambda: subprocess.run(["umount", path], check=True))
+    return path
