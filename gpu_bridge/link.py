@@ -49,6 +49,12 @@ class Link:
     def close(self) -> None:
         self.client.close()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node did not answer the last time."""
+        with self._lock:
+            return self._is_lost
+
     def _note_lost(self, error: Unavailable) -> None:
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
-from gpu_bridge.files import read_whole
 from gpu_bridge.link import Link
 from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
 from gpu_bridge.shard import Shard
@@ -24,6 +23,7 @@ from kvfs.chunk import decode_header
 from kvfs.client import OpenFile
 from kvfs.config import BRIDGE_OPEN_BATCH
 from kvfs.errors import Corrupt
+from kvfs.transfer import read_verified
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ class Loader:
 
     def _fill(self, job: _Job, load: ChunkLoad, file: OpenFile, slot: Slot) -> Failure | None:
         try:
-            data = read_whole(file.fd, file.size_bytes, file.digest, slot.memory)
+            data = read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
         except Corrupt as error:
             log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
             self._link.ask(lambda client: client.report_corrupt(file.digest))

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import Geometry, Place, chunk_paths, presence
-from kvfs.config import BRIDGE_LOOKUPS_MAX
+from kvfs.config import BRIDGE_LOOKUPS_MAX, BRIDGE_PROBE_INTERVAL_S
+from kvfs.names import KV_DIRECTORY
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class Lookup:
 
 
 class LookupService:
-    """One thread that asks, in the order of the questions."""
+    """One thread that asks, in the order of the questions. A node that went away costs one question
+    its deadline; until it is back all others are answered at once."""
 
     def __init__(
         self, link: Link, geometry: Geometry, counters: Counters, deadline_s: float
@@ -58,6 +60,10 @@ class LookupService:
         if not hashes:
             lookup.finish(())
             return lookup
+        if self._link.is_lost:  # the thread asks it time and again; nobody waits for that
+            self._counters.add("failed_lookups.unavailable")
+            lookup.finish(())
+            return lookup
         try:
             self._todo.put_nowait(lookup)
         except queue.Full:
@@ -74,8 +80,21 @@ class LookupService:
         self._link.close()
 
     def _run(self) -> None:
-        while (lookup := self._todo.get()) is not None:
+        self._probe()  # connects, which may start the node
+        while True:
+            try:
+                lookup = self._todo.get(
+                    timeout=BRIDGE_PROBE_INTERVAL_S if self._link.is_lost else None
+                )
+            except queue.Empty:
+                self._probe()
+                continue
+            if lookup is None:
+                return
             lookup.finish(self._ask(lookup))
+
+    def _probe(self) -> None:
+        self._link.ask(lambda client: client.lookup([KV_DIRECTORY]))
 
     def _ask(self, lookup: Lookup) -> Answer:
         began_s = time.monotonic()

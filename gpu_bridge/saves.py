@@ -19,16 +19,16 @@ import xxhash
 
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
-from gpu_bridge.files import write_whole
 from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import ChunkSave, Place
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from kvfs.chunk import chunk_info, encode_header
 from kvfs.client import Client, Staged, StagedFile
-from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SLOT_DEADLINE_S
+from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace
+from kvfs.transfer import write_from
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class _Job:
         self.place = place
         self.save = save
         self.after = after
+        self.end_s = time.monotonic() + BRIDGE_SETTLE_DEADLINE_S
         self.settled = threading.Event()
         self._is_given_up = False  # set at most once, from another thread
 
@@ -133,8 +134,14 @@ class Saver:
         return job is None or job.settled.is_set()
 
     def take_settled(self) -> list[int]:
-        """Saves that settled since the last call."""
+        """Saves that settled since the last call. One that took too long is given up here, so that
+        no request keeps its blocks for the sake of a node or disk that hangs."""
+        now_s = time.monotonic()
         with self._lock:
+            for number, job in self._jobs.items():
+                if now_s > job.end_s and not job.settled.is_set():
+                    job.give_up()
+                    self._settled.append(number)
             taken, self._settled = self._settled, []
         return taken
 
@@ -181,7 +188,7 @@ class Saver:
 
     def _hand_out(self, jobs: Sequence[_Job]) -> None:
         """Leave out what the store has, make files for the rest, and hand each to a thread."""
-        jobs = self._without_known(jobs)
+        jobs = self._without_known(self._without_given_up(jobs))
         if not jobs:
             return
         try:
@@ -199,6 +206,15 @@ class Saver:
             if not self._start(self._save, job, file, batch):
                 self._drop(job, Drop.CLOSED)
                 os.close(file.fd)
+
+    def _without_given_up(self, jobs: Sequence[_Job]) -> list[_Job]:
+        left = []
+        for job in jobs:
+            if job.must_forget():
+                self._drop(job, Drop.FENCED)
+            else:
+                left.append(job)
+        return left
 
     def _without_known(self, jobs: Sequence[_Job]) -> list[_Job]:
         asked = [job for job in jobs if not job.save.is_replacing]
@@ -269,7 +285,7 @@ class Saver:
         header = self._shard.header(job.place, save.chunk, save.token_ids, payload_digest)
         slot.memory[:begin] = encode_header(header)
         digest = digest_of(slot.memory[:end])
-        write_whole(file.fd, slot.memory[:end])
+        write_from(file.fd, slot.memory[:end])
         path = self._shard.path(job.place, save.chunk)
         return StagedFile(file.token, path, digest, end, chunk_info(header))
 

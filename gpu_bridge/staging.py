@@ -5,7 +5,6 @@ is ordinary memory that costs nothing until it is used. Running out of slots is 
 without end.
 """
 
-import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 
 from kvfs.config import PAGE_BYTES
 from kvfs.errors import InvalidInput
+from kvfs.transfer import allocate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ def _slot(whole: torch.Tensor, offset_bytes: int, size_bytes: int) -> Slot:
 
 
 def _pageable(size_bytes: int) -> torch.Tensor:
-    return torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
+    return torch.frombuffer(allocate(size_bytes), dtype=torch.uint8)
 
 
 def _pinned(size_bytes: int) -> torch.Tensor:

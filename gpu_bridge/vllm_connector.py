@@ -58,7 +58,7 @@ from gpu_bridge.vllm_facts import (
 from gpu_bridge.vllm_metrics import KvfsPromMetrics, KvfsStats
 from gpu_bridge.vllm_scheduler import SchedulerSide
 from gpu_bridge.vllm_worker import WorkerSide
-from kvfs.config import BRIDGE_SHUTDOWN_DEADLINE_S
+from kvfs.config import BRIDGE_LOOKUP_DEADLINE_S, BRIDGE_SHUTDOWN_DEADLINE_S
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +125,12 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         settings, transfer = self._settings, self._kv_transfer_config
         if settings.start_node and not can_start_node():
             log.info("kvfs: this environment cannot start a node; start one with kvfs mount")
-        link = Link(settings.store, deadline_s=settings.deadline_s, start=settings.start_node)
+        deadline_s = min(settings.deadline_s, BRIDGE_LOOKUP_DEADLINE_S)
+        link = Link(settings.store, deadline_s=deadline_s, start=settings.start_node)
         return SchedulerSide(
             settings,
             geometry,
-            LookupService(link, geometry, self._counters, settings.deadline_s),
+            LookupService(link, geometry, self._counters, deadline_s),
             self._counters,
             can_load=settings.load and transfer.is_kv_consumer,
             can_save=settings.save and transfer.is_kv_producer,

@@ -49,7 +49,10 @@ BRIDGE_STAGING_BYTES = 256 * MIB  # of buffers between files and the engine's bl
 BRIDGE_DEADLINE_S = (
     10.0  # for all the chunks of one request to arrive, and for each word to the node
 )
+BRIDGE_LOOKUP_DEADLINE_S = 2.0  # a look-up that takes longer finds nothing
+BRIDGE_PROBE_INTERVAL_S = 1.0  # how often a node that went away is asked whether it is back
 BRIDGE_SLOT_DEADLINE_S = 2.0  # a save without a buffer for so long is dropped
+BRIDGE_SETTLE_DEADLINE_S = 5.0  # a save keeps its request's blocks no longer than that
 BRIDGE_FENCE_DEADLINE_S = 0.2  # a step waits so long for a copy out of a block that it will reuse
 BRIDGE_SHUTDOWN_DEADLINE_S = 10.0
 BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
@@ -62,6 +65,8 @@ KERNEL_CACHE_S = 60.0  # how long the kernel may keep names and attributes; chan
 STALE_NAMES_MAX = 65_536  # changes that wait to be told to the kernel
 CACHED_DIGESTS_MAX = 65_536  # files of which the mount knows what the kernel has cached
 REPEATED_OPEN_S = 5.0  # within it, an open that was sent back to look again is back
+LINGER_S = 1.0  # how long a file outlives its last name, for who has just looked it up
+LINGERING_MAX = 4096  # such files
 SENT_BACK_MAX = 4096  # such opens
 STAGE_STEP_BYTES_MAX = 16 * MIB  # how far a growing file's room is reserved ahead
 LISTED_NAMES_MAX = 1_000_000  # of one open directory, for seekdir
