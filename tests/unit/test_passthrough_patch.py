@@ -1,0 +1,63 @@
+"""Our patch of pyfuse3 fits the release that we pin, and what is installed is one or the other."""
+
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pyfuse3 = pytest.importorskip("pyfuse3", reason="the mount's package is not installed")
+
+ROOT = Path(__file__).parents[2]
+PATCH = ROOT / "patches" / "pyfuse3-passthrough.patch"
+PINS = (ROOT / "requirements" / "main.txt").read_text()
+NAMES = {"passthrough_enabled", "get_session_fd"}
+
+
+def is_patched() -> bool:
+    return hasattr(pyfuse3, "passthrough_enabled")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The pinned release, unpacked."""
+    pin = re.search(r"^pyfuse3==(\S+)$", PINS, re.MULTILINE)
+    assert pin is not None, "requirements/main.txt pins pyfuse3"
+    archive = ROOT / ".deps" / "sdists" / f"pyfuse3-{pin[1]}.tar.gz"
+    if not archive.exists():
+        pytest.skip(f"{archive.name} is not here: scripts/setup passthrough downloads it")
+    if shutil.which("patch") is None:
+        pytest.skip("the command patch is missing")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    return tmp_path / f"pyfuse3-{pin[1]}"
+
+
+def test_the_patch_fits_the_pinned_release_exactly(source: Path) -> None:
+    command = ["patch", "--strip=1", "--fuzz=0", "--batch", f"--input={PATCH}"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout
+    assert "offset" not in done.stdout, "made for another release"
+    types = (source / "src" / "pyfuse3" / "__init__.pyi").read_text()
+    assert "backing_id: int" in types
+    assert all(name in types for name in NAMES)
+
+
+def test_what_is_installed_has_all_of_the_patch_or_nothing() -> None:
+    have = {name for name in NAMES if hasattr(pyfuse3, name)}
+    assert have == (NAMES if is_patched() else set())
+    assert hasattr(pyfuse3.FileInfo(), "backing_id") == is_patched()
+    assert hasattr(pyfuse3.Operations, "enable_passthrough") == is_patched()
+
+
+def test_the_patched_one_does_nothing_unless_asked() -> None:
+    if not is_patched():
+        pytest.skip("pyfuse3 is the stock one: scripts/setup passthrough builds the other")
+    assert pyfuse3.passthrough_enabled is False
+    assert pyfuse3.Operations.enable_passthrough is False
+    assert pyfuse3.FileInfo(fh=1).backing_id == 0
+    assert pyfuse3.FileInfo(fh=1, backing_id=7).backing_id == 7
+    with pytest.raises(RuntimeError, match="init"):
+        pyfuse3.get_session_fd()
