@@ -12,8 +12,8 @@ What must not interleave, in the one trio thread:
   finds the bytes published, and starts a new stage with a copy.
 - *Open against open.* A version is entered in the table, with its reader or writer counted, before
   anything is awaited, so that the second open sees the first.
-- *Open against publication.* Opening may check a digest, which takes time. If the names show other
-  bytes when it is done, the open fails with ESTALE, and the kernel looks again.
+- *Open against publication.* Opening may check a digest, which takes time. If its blob has gone for
+  a newer one when that is done, the open fails with ESTALE, and the kernel looks again.
 - *Read against a change of descriptors.* `OpenBytes` closes when its last read is done.
 - *Release against open.* A release with nothing to publish awaits nothing, so that an open that
   comes after it never meets a writer that has gone.
@@ -34,8 +34,6 @@ import trio
 from kvfs.config import (
     CACHED_DIGESTS_MAX,
     PAGE_BYTES,
-    REPEATED_OPEN_S,
-    SENT_BACK_MAX,
     STAGE_STEP_BYTES_MAX,
 )
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
@@ -43,6 +41,7 @@ from kvfs.meta.contract import Inode
 from kvfs.node import Node, Stage
 from mount.content import OpenBytes, write_whole
 from mount.numbers import Numbers
+from mount.retries import SentBack
 from mount.states import Access, Opening, State, decide_open, keeps_cache
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class OpenFiles:
         self._handles: dict[int, Handle] = {}
         self._last_fh = 0
         self._cached: OrderedDict[int, bytes] = OrderedDict()  # number -> digest in the page cache
-        self._sent_back: OrderedDict[tuple[int, int], float] = OrderedDict()  # thread, inode
+        self._sent_back = SentBack()
         self.numbers = Numbers(self._versions.__contains__)
 
     # What stat shows ------------------------------------------------------------------------------
@@ -156,6 +155,10 @@ class OpenFiles:
             self._note_cached(version)
         return Opened(self._add(version, is_writer), keep)
 
+    def note_found(self, thread: int, ino: int) -> None:
+        """A thread looked a file up, perhaps because an open of it was sent back."""
+        self._sent_back.note_found(thread, ino)
+
     def create(self, make: Callable[[], Inode]) -> tuple[Opened, Inode]:
         """Make a file and open it for writing. Nothing is left when there is no room for it."""
         stage = self._node.stage()
@@ -173,7 +176,7 @@ class OpenFiles:
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
         ino = self.numbers.ino(number)
-        is_repeated = trio.current_time() < self._sent_back.pop((thread, ino), 0.0)
+        is_repeated = self._sent_back.take(thread)
         version = self._versions.get(number)
         is_open = version is not None
         if version is None:
@@ -181,7 +184,13 @@ class OpenFiles:
             if inode is None:
                 raise self._send_back(thread, ino)
             version = Version(number, ino, inode.digest)
-        opening = decide_open(version.state, access, is_open=is_open, is_repeated=is_repeated)
+        opening = decide_open(
+            version.state,
+            access,
+            is_open=is_open,
+            is_repeated=is_repeated,
+            is_awaited=self._sent_back.awaits(ino),
+        )
         if opening is Opening.MOVE:
             self._move(version)
         if opening in (Opening.MOVE, Opening.STALE):
@@ -197,9 +206,7 @@ class OpenFiles:
 
     def _send_back(self, thread: int, ino: int) -> NamespaceError:
         """The error that makes the kernel look again, which is noted."""
-        self._sent_back[(thread, ino)] = trio.current_time() + REPEATED_OPEN_S
-        while len(self._sent_back) > SENT_BACK_MAX:
-            self._sent_back.popitem(last=False)
+        self._sent_back.note(thread, ino)
         return NamespaceError(errno.ESTALE)
 
     def _enter(self, version: Version, is_writer: bool) -> None:
@@ -259,16 +266,14 @@ class OpenFiles:
             return version.content
 
     async def _open_blob(self, version: Version) -> int:
-        """A descriptor of the version's blob; ESTALE when its names show other bytes by now."""
+        """A descriptor of the version's blob; ESTALE when it has gone for a newer one."""
+        inode = self._node.meta.inode(version.ino)
+        if inode is None or inode.digest != version.digest:
+            raise NamespaceError(errno.ESTALE)
         try:
-            fd = await self._node.open_content(version.ino)
+            return await self._node.open_content(version.ino)
         except NamespaceError as error:
             raise NamespaceError(errno.ESTALE) from error
-        inode = self._node.meta.inode(version.ino)
-        if version.frozen is not None or inode is None or inode.digest != version.digest:
-            os.close(fd)
-            raise NamespaceError(errno.ESTALE)
-        return fd
 
     def _is_cached(self, version: Version) -> bool:
         return self._cached.get(version.number) == version.digest

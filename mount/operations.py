@@ -24,6 +24,7 @@ from mount.directories import Listed, OpenDirectory
 from mount.errnos import errno_of
 from mount.freshness import Freshness
 from mount.handles import OpenFiles
+from mount.lingering import Lingering
 from mount.numbers import VIEW_BASE
 from mount.view import VIEW_NAME, View
 
@@ -74,6 +75,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.files = OpenFiles(node)
         self.freshness = Freshness(node, self.files.numbers.current)
+        self.lingering = Lingering(node)
         self.is_ready = trio.Event()
         self._node = node
         self._view = view
@@ -90,13 +92,16 @@ class Operations(pyfuse3.Operations):
             return await self._view.lookup(parent, name)
         if parent == ROOT_INO and name == VIEW_NAME:
             return self._view.root()
-        return self._entry(self._find(parent, name))
+        inode = self._find(parent, name)
+        self.files.note_found(ctx.pid, inode.ino)
+        return self._entry(inode)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for number, lookups in inode_list:
             if number >= VIEW_BASE:
                 self._view.forget(number, lookups)
             else:
+                self.lingering.drop(self.files.numbers.ino(number))
                 self.files.numbers.forget(number, lookups)
 
     @request
@@ -147,8 +152,8 @@ class Operations(pyfuse3.Operations):
     @request
     async def unlink(self, parent: int, name: bytes, ctx: Context) -> None:
         self._check_place(parent, name)
-        inode = self._node.unlink(parent, name)
-        self._expire_other_names(inode)
+        self._keep_for_openers(parent, name)
+        self._expire_other_names(self._node.unlink(parent, name))
 
     @request
     async def rmdir(self, parent: int, name: bytes, ctx: Context) -> None:
@@ -164,9 +169,17 @@ class Operations(pyfuse3.Operations):
         mode = _RENAME_MODES.get(flags)
         if mode is None:
             raise NamespaceError(errno.EINVAL)
+        if mode is RenameMode.REPLACE:
+            self._keep_for_openers(new_parent, new_name)
         renamed = self._node.rename(parent, name, new_parent, new_name, mode)
         if renamed.replaced is not None and mode is RenameMode.REPLACE:
             self._expire_other_names(renamed.replaced)
+
+    def _keep_for_openers(self, parent: int, name: bytes) -> None:
+        """A name is about to go, perhaps between somebody's look-up and open of it."""
+        inode = self._node.meta.lookup(parent, name)
+        if inode is not None and inode.is_regular and inode.nlink == 1:
+            self.lingering.keep(inode.ino)
 
     def _expire_other_names(self, inode: Inode) -> None:
         """A name of a file has gone: the kernel sees that, but not the count under others."""

@@ -189,6 +189,7 @@ async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> 
         yield
     finally:
         operations.files.close()
+        operations.lingering.drop_all()
         pyfuse3.close(unmount=True)
         log.info("unmounted %s", mountpoint)
 
@@ -220,6 +221,7 @@ async def _serve_requests(
                 return
 
         nursery.start_soon(send_notices)
+        nursery.start_soon(operations.lingering.run)
         nursery.start_soon(stop_on_signal)
         nursery.start_soon(_announce, operations, config, mountpoint, on_ready)
         with requests:

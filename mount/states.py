@@ -23,7 +23,8 @@ writer gets: the request fails with ESTALE, on which the kernel looks the name u
 new number and opens that; the readers keep the old one. STALE: the same, with no new version to
 make. Since the kernel repeats a request once, one that comes back (`is_repeated`) must not be
 sent away again: MOVE becomes JOIN (or EMPTY), and a read of an OLD version that someone still has
-open becomes JOIN.
+open becomes JOIN. For the same reason a file gets no newer version while a request that was sent
+back is on its way to it: then MOVE becomes JOIN (or EMPTY) for others as well.
 
 The kernel's page cache may be kept at an open whenever the version was open, since all changes went
 through that cache, and at OPEN and ADOPT if the digest is the one that was cached last. No open
@@ -76,10 +77,13 @@ _TABLE = {
 _COLUMNS = (Access.READ, Access.WRITE, Access.TRUNCATE)
 
 
-def decide_open(state: State, access: Access, *, is_open: bool, is_repeated: bool) -> Opening:
-    """What an open does. `is_open`: someone has the version open; decides for OLD only."""
+def decide_open(
+    state: State, access: Access, *, is_open: bool, is_repeated: bool, is_awaited: bool
+) -> Opening:
+    """What an open does. `is_open`: someone has the version open; decides for OLD only.
+    `is_awaited`: a request that was sent back is on its way to the file."""
     opening = _TABLE[state][_COLUMNS.index(access)]
-    if is_repeated and opening is Opening.MOVE:
+    if opening is Opening.MOVE and (is_repeated or is_awaited):
         return Opening.EMPTY if access is Access.TRUNCATE else Opening.JOIN
     if is_repeated and opening is Opening.STALE and access is Access.READ and is_open:
         return Opening.JOIN
