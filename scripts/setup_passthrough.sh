@@ -33,7 +33,8 @@ setup_passthrough() {
   if build_passthrough; then
     echo "$stamp" >.venv/.passthrough-stamp
   else
-    say "no passthrough, the mount serves reads from Python: $problem; the whole log is $log"
+    say "pyfuse3 stays as it is, $(has_passthrough && echo "an older patched" || echo "the stock") one:" \
+      "$problem; the whole log is $log"
   fi
   rm -rf "$work"
 }
