@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.configs import vllm_transfer_config  # noqa: E402  (path first)
+from kvfs.shell.configs import vllm_transfer_config  # noqa: E402  (path first)
 from scripts.build_demo_model import sentences  # noqa: E402
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 
@@ -254,16 +254,21 @@ def say_what_next(mountpoint: Path) -> None:
     """Commands to copy, and how to stop."""
     shell = os.path.relpath(KVFS)
     place = os.path.relpath(mountpoint)
-    say(f"""
-The mount stays up. What to try next:
-
-  {shell} status                          room, files, counters
-  ls {place}/kv/*/                        the cache as files; rm is eviction, cp is a copy
-  find {place}/.kvfs/prefixes             the same as a tree of prompts, each with its text
-  {shell} verify                          check every byte against its digest
-  {shell} config vllm --model MODEL       run your own vLLM with this cache
-  {shell} config lmcache --model MODEL    or LMCache on the mount
-  make stop                               unmount; the files stay""")
+    rows = [
+        (f"{shell} status", "room, files, counters"),
+        (f"ls {place}/kv/*/*/", "the cache as files; rm is eviction, cp is a copy"),
+        (f"ls -R {place}/.kvfs/prefixes", "the same as a tree of prompts, each with its text"),
+        (f"{shell} verify", "check every byte against its digest"),
+        (f"{shell} config vllm --model MODEL", "run your own vLLM with this cache"),
+        (f"{shell} config lmcache --model MODEL", "or LMCache on the mount"),
+        ("make stop", "unmount; the files stay"),
+    ]
+    width = max(len(command) for command, _ in rows)
+    say("")
+    say("The mount stays up. What to try next:")
+    say("")
+    for command, purpose in rows:
+        say(f"  {command:<{width}}   {purpose}")
 
 
 def main() -> int:
