@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kvfs.arguments import build_parser
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError
+from kvfs.shell.arguments import build_parser
 
 if TYPE_CHECKING:
-    from kvfs.locate import Mounted
-    from kvfs.shell import Session
+    from kvfs.shell.locate import Mounted
+    from kvfs.shell.views import Session
 
 FOUND_PROBLEM = 1
 COULD_NOT_RUN = 2
@@ -69,7 +69,7 @@ def _complain(name: str, text: str, code: int) -> int:
 
 def _find_mounts() -> "Sequence[Mounted]":
     """The kvfs mounts that this process can see."""
-    from kvfs.locate import Mounted
+    from kvfs.shell.locate import Mounted
     from mount.point import find_mounts
 
     return [Mounted(item.mountpoint, item.store) for item in find_mounts()]
@@ -81,9 +81,9 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
 
     def run(arguments: Arguments) -> int:
         from kvfs.client import Client
-        from kvfs.locate import is_store, locate
-        from kvfs.progress import choose_progress
-        from kvfs.shell import Session
+        from kvfs.shell.locate import is_store, locate
+        from kvfs.shell.progress import choose_progress
+        from kvfs.shell.views import Session
 
         paths = getattr(arguments, "paths", [])
         place = locate(arguments.store, paths, _find_mounts)
@@ -102,57 +102,57 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
 
 
 def _status(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.status(session)
+    return views.status(session)
 
 
 def _ls(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.ls(session, is_long=arguments.long)
+    return views.ls(session, is_long=arguments.long)
 
 
 def _show(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell_show
+    from kvfs.shell import show
 
-    return shell_show.show(session, arguments.paths[0])
+    return show.show(session, arguments.paths[0])
 
 
 def _du(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.du(session, depth=arguments.depth)
+    return views.du(session, depth=arguments.depth)
 
 
 def _verify(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.verify(session)
+    return views.verify(session)
 
 
 def _change(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.change(session, arguments.command)
+    return views.change(session, arguments.command)
 
 
 def _gc(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.gc(session)
+    return views.gc(session)
 
 
 def _rebuild(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell
+    from kvfs.shell import views
 
-    return shell.rebuild(session)
+    return views.rebuild(session)
 
 
 def _prefixes(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell_prefixes
+    from kvfs.shell import tree
 
-    return shell_prefixes.prefixes(
+    return tree.prefixes(
         session,
         arguments.model,
         depth=arguments.depth,
@@ -162,9 +162,9 @@ def _prefixes(session: "Session", arguments: Arguments) -> int:
 
 
 def _explain(session: "Session", arguments: Arguments) -> int:
-    from kvfs import shell_prefixes
+    from kvfs.shell import tree
 
-    return shell_prefixes.explain(
+    return tree.explain(
         session,
         arguments.model,
         text=arguments.text,
@@ -175,7 +175,7 @@ def _explain(session: "Session", arguments: Arguments) -> int:
 
 # Commands that run something ----------------------------------------------------------------------
 def _mount(arguments: Arguments) -> int:
-    from kvfs import operate
+    from kvfs.shell import operate
 
     config = operate.configure(arguments.config, arguments.stores, arguments.max_bytes, None)
     return operate.mount(
@@ -187,13 +187,13 @@ def _mount(arguments: Arguments) -> int:
 
 
 def _umount(arguments: Arguments) -> int:
-    from kvfs import operate
+    from kvfs.shell import operate
 
     return operate.umount(arguments.mountpoint, lazy=arguments.lazy)
 
 
 def _serve(arguments: Arguments) -> int:
-    from kvfs import operate
+    from kvfs.shell import operate
 
     return operate.serve(
         operate.configure(
@@ -203,22 +203,22 @@ def _serve(arguments: Arguments) -> int:
 
 
 def _init(arguments: Arguments) -> int:
-    from kvfs import operate
     from kvfs.config import default_store
+    from kvfs.shell import operate
 
     return operate.init(arguments.directory or default_store(), sys.stdout)
 
 
 def _doctor(arguments: Arguments) -> int:
-    from kvfs import operate
-    from kvfs.locate import locate
+    from kvfs.shell import operate
+    from kvfs.shell.locate import locate
 
     store = locate(arguments.store, (), _find_mounts).store
     return operate.doctor(store, _find_mounts, sys.stdout, is_json=arguments.json)
 
 
 def _config(arguments: Arguments) -> int:
-    from kvfs import operate
+    from kvfs.shell import operate
 
     if arguments.engine == "vllm":
         return operate.print_vllm_config(arguments.store, arguments.model, _find_mounts, sys.stdout)

@@ -21,7 +21,7 @@ from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
 from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, tell_ready
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.life import running
-from kvfs.locate import CONFIG_NAME, is_store
+from kvfs.shell.locate import CONFIG_NAME, is_store
 from mount.operations import Operations
 from mount.point import (
     SUBTYPE,
@@ -140,7 +140,7 @@ def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
 def _load_decoder(tokenizer: Path | None) -> Decode | None:
     if tokenizer is None:
         return None
-    from kvfs.tokens import Tokenizer
+    from kvfs.shell.tokens import Tokenizer
 
     return Tokenizer.load(tokenizer).decode
 

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.configs import lmcache_server_command, lmcache_vllm_command  # noqa: E402  (path first)
+from kvfs.shell.configs import lmcache_server_command, lmcache_vllm_command  # noqa: E402  (path first)
 from scripts.engine_rig import (  # noqa: E402
     SMALL_CPU_OPTIONS,
     Answer,

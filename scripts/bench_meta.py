@@ -4,9 +4,9 @@
 usage: bench_meta.py [--files 100000] [--dir DIR] [--json]
 
 Makes a store with that many chunk-named files, restarts its node, and measures the time from the
-start of `kvfs serve` (and, as root with /dev/fuse, of `kvfs mount`) to the first hit, and, in turns,
-a batch look-up of 1,000 random keys and 1,000 os.stat calls on files of the same number on the same
-disk. Prints medians; everything it makes is removed.
+start of `kvfs serve` (and, as root with /dev/fuse, of `kvfs mount`) to the first hit, and, in
+turns, a batch look-up of 1,000 random keys and 1,000 os.stat calls on files of the same number on
+the same disk. Prints medians; everything it makes is removed.
 """
 
 import argparse
@@ -71,7 +71,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-def measure_lookups(client: Client, files: int, paths: list[str], rounds: int) -> tuple[float, float]:
+def measure_lookups(
+    client: Client, files: int, paths: list[str], rounds: int
+) -> tuple[float, float]:
     """Median seconds of a batch look-up and of as many os.stat calls, in turns."""
     rng = random.Random(1)
     batch_s, stat_s = [], []

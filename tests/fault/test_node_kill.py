@@ -1,4 +1,4 @@
-"""kill -9 of a node at any moment: afterwards nothing partial is visible and the books are right."""
+"""kill -9 of a node at any moment: nothing partial is visible then, and the books are right."""
 
 import os
 import random

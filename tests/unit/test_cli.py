@@ -11,7 +11,7 @@ import pytest
 from kvfs import __version__, cli
 from kvfs.config import Share
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
-from kvfs.operate import CONFIG_TEMPLATE, configure
+from kvfs.shell.operate import CONFIG_TEMPLATE, configure
 
 
 def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -96,7 +96,7 @@ def test_each_error_has_its_code_and_one_line(
 
 def test_a_look_at_the_words_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from kvfs.arguments import build_parser; import kvfs.cli, kvfs.shell;"
+        "import sys; from kvfs.shell.arguments import build_parser; import kvfs.cli, kvfs.shell;"
         "build_parser(); print(*sys.modules)"
     )
     ran = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.configs import (
+from kvfs.shell.configs import (
     lmcache_config,
     lmcache_server_command,
     lmcache_vllm_command,

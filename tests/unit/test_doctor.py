@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import doctor
-from kvfs.doctor import Level
-from kvfs.locate import Mounted
+from kvfs.shell import doctor
+from kvfs.shell.doctor import Level
+from kvfs.shell.locate import Mounted
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from kvfs.errors import InvalidInput
-from kvfs.explain import End, Explanation, best_first, explain_prompt, read_tokens
-from kvfs.namespaces import find_namespaces
+from kvfs.shell.explain import End, Explanation, best_first, explain_prompt, read_tokens
+from kvfs.shell.namespaces import find_namespaces
 from tests.fake_client import FakeClient, tokens_digest
 
 SPACE = b"kv/m@0123456789abcdef0123456789abcdef"

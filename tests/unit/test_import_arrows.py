@@ -14,7 +14,7 @@ PACKAGES = ("kvfs", "mount", "gpu_bridge")
 PURE = {
     "kvfs.errors",
     "kvfs.config",
-    "kvfs.configs",
+    "kvfs.shell.configs",
     "kvfs.names",
     "kvfs.chunk",
     "kvfs.digest",
@@ -31,7 +31,7 @@ IMPURE = {
 }  # fmt: skip
 
 # The command composes everything, but only when it runs: inside functions.
-COMPOSERS = {"kvfs.cli", "kvfs.operate", "kvfs.doctor"}
+COMPOSERS = {"kvfs.cli", "kvfs.shell.operate", "kvfs.shell.doctor"}
 
 # Packages with one home.
 HOMES = {
@@ -47,7 +47,7 @@ HOMES = {
 
 # What an engine process and every command load first: it must not pull these in, not even through
 # another module of ours.
-LIGHT = ("kvfs.client", "kvfs.cli", "kvfs.configs", "kvfs.chunk")
+LIGHT = ("kvfs.client", "kvfs.cli", "kvfs.shell.configs", "kvfs.chunk")
 HEAVY = {"trio", "lmdb", "torch", "pyfuse3", "zmq", "vllm", "lmcache", "rich", "numpy"}
 
 
@@ -117,7 +117,9 @@ def show(arrows: list[Arrow]) -> str:
 def test_there_is_something_to_look_at() -> None:
     assert len(ARROWS) > 50
     assert any(a.source == "kvfs.client" and a.target == "kvfs.errors" for a in ARROWS)
-    assert any(a.source == "kvfs.operate" and a.package == "mount" and a.is_lazy for a in ARROWS)
+    assert any(
+        a.source == "kvfs.shell.operate" and a.package == "mount" and a.is_lazy for a in ARROWS
+    )
 
 
 def test_mount_and_bridge_do_not_know_each_other() -> None:
@@ -152,7 +154,7 @@ def test_package_heads_import_nothing(package: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(HOMES))
 def test_packages_with_one_home(package: str) -> None:
-    homes = (*HOMES[package], "kvfs.doctor")  # which looks whether they are installed
+    homes = (*HOMES[package], "kvfs.shell.doctor")  # which looks whether they are installed
     wrong = [a for a in ARROWS if a.package == package and not is_in(a.source, homes)]
     assert not wrong, show(wrong)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import InvalidInput
-from kvfs.locate import Mounted, Place, is_store, locate
+from kvfs.shell.locate import Mounted, Place, is_store, locate
 
 ONE = Mounted(Path("/mnt/one"), Path("/stores/one"))
 TWO = Mounted(Path("/mnt/two"), Path("/stores/two"))

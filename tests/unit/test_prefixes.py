@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from kvfs.errors import InvalidInput
-from kvfs.namespaces import (
+from kvfs.shell.namespaces import (
     ESTIMATE_FILES,
     choose_namespaces,
     count_chunks,
     estimate_chunks,
     find_namespaces,
 )
-from kvfs.prefixes import InodeSet, Run, TreeWalk
+from kvfs.shell.prefixes import InodeSet, Run, TreeWalk
 from tests.fake_client import START_NS, FakeClient
 
 FINGERPRINT = "0123456789abcdef0123456789abcdef"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kvfs.render import (
+from kvfs.shell.render import (
     age_text,
     count_text,
     escape,

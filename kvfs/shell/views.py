@@ -24,11 +24,11 @@ from kvfs.inspect import (
     verify_files,
     walk,
 )
-from kvfs.locate import Place
 from kvfs.meta.contract import Inode
-from kvfs.namespaces import estimate_chunks, find_namespaces, shown_name
-from kvfs.progress import Progress, no_progress
-from kvfs.render import (
+from kvfs.shell.locate import Place
+from kvfs.shell.namespaces import estimate_chunks, find_namespaces, shown_name
+from kvfs.shell.progress import Progress, no_progress
+from kvfs.shell.render import (
     age_text,
     count_text,
     escape,

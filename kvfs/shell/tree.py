@@ -10,7 +10,8 @@ from typing import IO, Any
 from kvfs.chunk import digest_tokens
 from kvfs.client import Client
 from kvfs.errors import InvalidInput
-from kvfs.explain import (
+from kvfs.names import chunk_path
+from kvfs.shell.explain import (
     TOKENS_MAX,
     End,
     Explanation,
@@ -18,8 +19,7 @@ from kvfs.explain import (
     explain_prompt,
     read_tokens,
 )
-from kvfs.names import chunk_path
-from kvfs.namespaces import (
+from kvfs.shell.namespaces import (
     Census,
     Namespace,
     choose_namespaces,
@@ -27,11 +27,11 @@ from kvfs.namespaces import (
     find_namespaces,
     shown_name,
 )
-from kvfs.prefixes import Position, Run, TreeWalk
-from kvfs.render import count_text, escape, size_text, table, time_text, write_json
-from kvfs.shell import Session
-from kvfs.shell_show import look_at_header
-from kvfs.tokens import Tokenizer
+from kvfs.shell.prefixes import Position, Run, TreeWalk
+from kvfs.shell.render import count_text, escape, size_text, table, time_text, write_json
+from kvfs.shell.show import look_at_header
+from kvfs.shell.tokens import Tokenizer
+from kvfs.shell.views import Session
 
 TOKENS_FILE_BYTES_MAX = 16 * TOKENS_MAX
 

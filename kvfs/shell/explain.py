@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvfs.errors import InvalidInput
-from kvfs.namespaces import Namespace, Part, estimate_chunks
-from kvfs.prefixes import ChunkSource, Position, TreeWalk, keys_of, read_positions
+from kvfs.shell.namespaces import Namespace, Part, estimate_chunks
+from kvfs.shell.prefixes import ChunkSource, Position, TreeWalk, keys_of, read_positions
 
 TOKEN_ID_MAX = 2**32 - 1
 TOKENS_MAX = 16 * 1024 * 1024

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.locate import FindMounts, is_store
-from kvfs.render import size_text
+from kvfs.shell.locate import FindMounts, is_store
+from kvfs.shell.render import size_text
 
 PASSTHROUGH_KERNEL = (6, 9)
 PASSTHROUGH_LIBFUSE = (3, 17)

@@ -13,7 +13,7 @@ from typing import IO
 
 from kvfs.config import Config, load_config, parse_config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.locate import CONFIG_NAME, FindMounts, is_store, locate
+from kvfs.shell.locate import CONFIG_NAME, FindMounts, is_store, locate
 
 CONFIG_TEMPLATE = """\
 # Configuration of this kvfs store, read by `kvfs mount` and `kvfs serve`.
@@ -151,7 +151,7 @@ def print_vllm_config(
     store: Path | None, model: str | None, find_mounts: FindMounts, out: IO[str]
 ) -> int:
     """`kvfs config vllm`."""
-    from kvfs.configs import MODEL_PLACEHOLDER, vllm_config
+    from kvfs.shell.configs import MODEL_PLACEHOLDER, vllm_config
 
     out.write(vllm_config(locate(store, (), find_mounts).store, model or MODEL_PLACEHOLDER))
     return 0
@@ -168,7 +168,7 @@ def print_lmcache_config(
     out: IO[str],
 ) -> int:
     """`kvfs config lmcache`."""
-    from kvfs.configs import LMCACHE_PORT, MODEL_PLACEHOLDER, lmcache_config
+    from kvfs.shell.configs import LMCACHE_PORT, MODEL_PLACEHOLDER, lmcache_config
 
     if mountpoint is None:
         mountpoint = locate(store, (), find_mounts).mountpoint
@@ -187,8 +187,8 @@ def print_lmcache_config(
 
 def doctor(store: Path, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
     """`kvfs doctor`: exit code 1 when something does not work."""
-    from kvfs.doctor import Level, examine
-    from kvfs.render import write_json
+    from kvfs.shell.doctor import Level, examine
+    from kvfs.shell.render import write_json
 
     has_failed = False
     documents = []

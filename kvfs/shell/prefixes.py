@@ -14,7 +14,7 @@ from typing import Protocol
 from kvfs.inspect import PAGE_ITEMS, Directories
 from kvfs.meta.contract import ChunkEntry, ChunkInfo
 from kvfs.names import chunk_key, chunk_path, parse_key
-from kvfs.namespaces import Namespace, Part, list_chunks
+from kvfs.shell.namespaces import Namespace, Part, list_chunks
 
 SIBLINGS_BLOCK = 256  # runs that are followed together
 CHILDREN_FIRST = 16  # children of each in its first answer; more come in pages

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.render import snippet
+from kvfs.shell.render import snippet
 
 SNIPPET_TOKENS = 64
 SNIPPET_CHARACTERS = 60
