@@ -1,18 +1,32 @@
-"""A real vLLM engine for tests: a process of its own that is always gone afterwards."""
+"""Real vLLM engines for tests, each a process of its own that is always gone afterwards, and the
+stores that they share."""
 
 import json
 import os
+import random
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvfs.client import Client, StagedFile
+from kvfs.digest import digest_of
+from kvfs.names import parse_chunk_path
+from tests.processes import NodeProcess
+
 PROGRAM = Path(__file__).parent / "e2e" / "programs" / "vllm_engine.py"
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 240.0
+
+
+def prompt_of(tokens: int, seed: int) -> list[int]:
+    """Token ids that mean nothing. Equal arguments give equal prompts, and a shorter one begins a
+    longer one of its seed; another seed shares no prefix."""
+    rng = random.Random(seed)
+    return [300 + int(rng.random() * 700) for _ in range(tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +171,69 @@ class EngineProcess:
 
     def _tail(self) -> str:
         return "\n".join(self.log_text().splitlines()[-40:])
+
+
+StartEngine = Callable[..., EngineProcess]
+
+
+class Site:
+    """A store with its node: the chunk files as the node names them, and the blobs behind them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "store"
+        self._log = folder / "node.log"
+        self.node = self._start()
+
+    def _start(self) -> NodeProcess:
+        expected = "quarantine|corrupt|missing|lost|gone"
+        return NodeProcess(self.store, ["--store", str(self.store)], self._log, expected)
+
+    def kill_node(self) -> None:
+        self.node.kill()
+
+    def start_node(self) -> None:
+        self.node = self._start()
+
+    def paths(self, first_token: int | None = None, of: Sequence[bytes] = ()) -> list[bytes]:
+        """Chunk files that are there and not in `of`; those that begin at a token, or all."""
+        with Client(self.store) as client:
+            if client.stat(b"kv") is None:
+                return []
+            models = [b"kv/" + model.name for model in client.entries(b"kv")]
+            folders = [m + b"/" + folder.name for m in models for folder in client.entries(m)]
+            files = [f + b"/" + file.name for f in folders for file in client.entries(f)]
+            chunks = {path: client.chunk(path) for path in files if path not in of}
+        assert all(parse_chunk_path(path) for path in chunks)
+        return [
+            path
+            for path, chunk in chunks.items()
+            if first_token is None or (chunk is not None and chunk.token_start == first_token)
+        ]
+
+    def blob_of(self, path: bytes) -> Path:
+        with Client(self.store) as client:
+            (file,) = client.open([path], is_use=False)
+        assert file is not None
+        with file:
+            return Path(os.readlink(f"/proc/self/fd/{file.fd}"))
+
+    def publish(self, path: bytes, content: bytes) -> None:
+        """Put a sound file of other content into a chunk's place."""
+        with Client(self.store) as client:
+            (staged,) = client.stage([len(content)])
+            with open(staged.fd, "wb") as file:
+                file.write(content)
+            client.publish([StagedFile(staged.token, path, digest_of(content), len(content))])
+
+    def evict(self, path: bytes) -> None:
+        with Client(self.store) as client:
+            assert client.evict([path]) == 1
+
+    def verify(self) -> None:
+        """Every file has the bytes that were stored."""
+        paths = self.paths()
+        with Client(self.store) as client:
+            assert [path for path in paths if not client.verify(path)] == []
+
+    def quarantined(self) -> set[Path]:
+        return set((self.store / "quarantine").iterdir())

@@ -3,23 +3,17 @@ sides, preemption and concurrency. Outputs are compared, token by token, with an
 connector."""
 
 import os
-import random
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 
-from kvfs.client import Client, StagedFile
-from kvfs.digest import digest_of
 from kvfs.names import parse_chunk_path
 from scripts.engine_rig import drop_page_cache
-from tests.engines import EngineProcess
-from tests.processes import NodeProcess, wait_until
+from tests.engines import EngineProcess, Site, StartEngine, prompt_of
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # an engine starts in 10 s, or 70 s on a busy machine
 
-ROOT = Path(__file__).parents[2]
 CHUNK_TOKENS = 256
 CHUNKS = 4
 PROMPT_TOKENS = CHUNKS * CHUNK_TOKENS
@@ -28,9 +22,7 @@ LONG_ANSWER_TOKENS = 40
 
 
 def prompt(seed: int, tokens: int = PROMPT_TOKENS + 1) -> list[int]:
-    """Equal arguments give equal prompts; another seed shares no prefix."""
-    rng = random.Random(seed)
-    return [300 + int(rng.random() * 700) for _ in range(tokens)]
+    return prompt_of(tokens, seed)
 
 
 # The answer fills one more chunk.
@@ -40,108 +32,7 @@ SHARED = prompt(100, 3 * CHUNK_TOKENS)
 FAMILY = [SHARED + prompt(101 + i, 60 + 40 * i) for i in range(6)]
 
 
-@pytest.fixture(scope="session")
-def small_model(vllm_python: Path) -> Path:
-    """A random model of 2 MB, quick enough to prefill thousands of tokens in a test."""
-    directory = ROOT / ".envs" / "models" / "small"
-    builder = ROOT / "scripts" / "build_demo_model.py"
-    sizes = ["--hidden=128", "--inter=256", "--layers=4", "--heads=4", "--kv-heads=2"]
-    command = [vllm_python, builder, directory, *sizes, "--vocab=1024"]
-    subprocess.run(command, check=True, timeout=300)
-    return directory
-
-
-StartEngine = Callable[..., EngineProcess]
 Expected = Mapping[tuple[int, ...], tuple[int, ...]]
-
-
-class Site:
-    """A store with its node: the chunk files as the node names them, and the blobs behind them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = folder / "store"
-        self._log = folder / "node.log"
-        self.node = self._start()
-
-    def _start(self) -> NodeProcess:
-        expected = "quarantine|corrupt|missing|lost|gone"
-        return NodeProcess(self.store, ["--store", str(self.store)], self._log, expected)
-
-    def kill_node(self) -> None:
-        self.node.kill()
-
-    def start_node(self) -> None:
-        self.node = self._start()
-
-    def paths(self, first_token: int | None = None, of: Sequence[bytes] = ()) -> list[bytes]:
-        """Chunk files that are there and not in `of`; those that begin at a token, or all."""
-        with Client(self.store) as client:
-            if client.stat(b"kv") is None:
-                return []
-            models = [b"kv/" + model.name for model in client.entries(b"kv")]
-            folders = [m + b"/" + folder.name for m in models for folder in client.entries(m)]
-            files = [f + b"/" + file.name for f in folders for file in client.entries(f)]
-            chunks = {path: client.chunk(path) for path in files if path not in of}
-        assert all(parse_chunk_path(path) for path in chunks)
-        return [
-            path
-            for path, chunk in chunks.items()
-            if first_token is None or (chunk is not None and chunk.token_start == first_token)
-        ]
-
-    def blob_of(self, path: bytes) -> Path:
-        with Client(self.store) as client:
-            (file,) = client.open([path], is_use=False)
-        assert file is not None
-        with file:
-            return Path(os.readlink(f"/proc/self/fd/{file.fd}"))
-
-    def publish(self, path: bytes, content: bytes) -> None:
-        """Put a sound file of other content into a chunk's place."""
-        with Client(self.store) as client:
-            (staged,) = client.stage([len(content)])
-            with open(staged.fd, "wb") as file:
-                file.write(content)
-            client.publish([StagedFile(staged.token, path, digest_of(content), len(content))])
-
-    def evict(self, path: bytes) -> None:
-        with Client(self.store) as client:
-            assert client.evict([path]) == 1
-
-    def verify(self) -> None:
-        """Every file has the bytes that were stored."""
-        paths = self.paths()
-        with Client(self.store) as client:
-            assert [path for path in paths if not client.verify(path)] == []
-
-    def quarantined(self) -> set[Path]:
-        return set((self.store / "quarantine").iterdir())
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("site"))
-    yield site
-    site.node.close()
-
-
-@pytest.fixture(scope="module")
-def start_engine(
-    vllm_python: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StartEngine]:
-    """Start an engine and wait until it takes prompts: `start_engine(store, **options)`."""
-    folder = tmp_path_factory.mktemp("engines")
-    started: list[EngineProcess] = []
-
-    def start(store: Path | None, **options: object) -> EngineProcess:
-        log = folder / f"engine-{len(started)}.log"
-        engine = EngineProcess(vllm_python, small_model, store, log, **options)
-        started.append(engine)
-        return engine.wait_ready()
-
-    yield start
-    for engine in started:
-        engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +231,10 @@ def test_preemption_and_shared_prefixes_under_little_memory(
 ) -> None:
     # Blocks of 32 tokens: all six requests fit, until their answers ask for more.
     blocks = sum(len(question) // 32 + 1 for question in FAMILY) - 5 * len(SHARED) // 32 + 2
-    engine = start_engine(site.store, options={"num_gpu_blocks_override": blocks, "block_size": 32})
+    engine = start_engine(
+        site.store,
+        options={"num_gpu_blocks_override": blocks, "block_size": 32, "max_model_len": 1536},
+    )
     for round_number in range(3):
         replies = engine.ask(FAMILY, LONG_ANSWER_TOKENS)
         for question, reply in zip(FAMILY, replies, strict=True):

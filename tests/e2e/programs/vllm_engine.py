@@ -7,7 +7,10 @@ Its second argument is JSON: what `LLM` takes. Logs go to standard output and er
 import json
 import os
 import sys
+import time
 from typing import Any
+
+SETTLE_DEADLINE_S = 60.0
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -55,16 +58,14 @@ def metrics(llm: Any) -> dict[str, float]:
 
 def settle(llm: Any) -> bool:
     """Step the engine until it has nothing left to do, saves included."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    if has_kv_transfer_group():
-        get_kv_transfer_group()._worker._saver.flush(60)
-    for _ in range(100):
-        if not scheduler.has_requests():
-            break
+    end_s = time.monotonic() + SETTLE_DEADLINE_S
+    while scheduler.has_requests():
+        if time.monotonic() > end_s:
+            return False
         llm.llm_engine.step()
-    return not scheduler.has_requests()
+        time.sleep(0.001)
+    return True
 
 
 def forget(llm: Any, **what: bool) -> bool:
