@@ -230,7 +230,7 @@ def test_a_disk_error_costs_the_save(
     def fail(fd: int, memory: memoryview) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gpu_bridge.saves.write_whole", fail)
+    monkeypatch.setattr("gpu_bridge.saves.write_from", fail)
     bench.save(0, 1)
     assert bench.saver.flush(WAIT_S)
     assert bench.counts()["dropped_saves.io_error"] == 2
