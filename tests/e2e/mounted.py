@@ -1,4 +1,4 @@
-"""One mount for a whole module of tests; each test works in a directory of its own."""
+"""Fixtures: one mount for a whole module of tests, and a directory in it for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path

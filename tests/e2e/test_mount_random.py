@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.mounted import mounted, place  # noqa: F401  fixtures
-
 OPERATIONS = 1200
 SIZE_MAX = 300_000
 NAMES = ("a", "b", "c")
@@ -43,7 +41,9 @@ class Twins:
         return self.ours / name, self.plain / name
 
     def choose(self, is_writer: bool) -> tuple[str, Pair] | None:
-        pairs = [(n, p) for n in NAMES for p in self.open.get(n, []) if p.is_writer or not is_writer]
+        pairs = [
+            (n, p) for n in NAMES for p in self.open.get(n, []) if p.is_writer or not is_writer
+        ]
         return self.chance.choice(pairs) if pairs else None
 
     def close(self, name: str, pair: Pair) -> None:

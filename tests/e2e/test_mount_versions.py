@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from tests.e2e.mounted import mounted, place  # noqa: F401  fixtures
 from tests.e2e.test_mount import publish
 from tests.mounts import MountProcess
 from tests.processes import wait_until
@@ -32,7 +31,7 @@ def opened(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC)
 
 
-# READ: readers keep what they opened ----------------------------------------------------------------
+# READ: readers keep what they opened --------------------------------------------------------------
 @pytest.mark.parametrize("new", [b"", b"N", b"n" * 5 * MIB])
 @pytest.mark.parametrize("warm", [True, False])
 def test_readers_keep_a_file_that_is_truncated_and_rewritten(
@@ -124,7 +123,7 @@ def test_a_reader_keeps_what_a_client_replaces_and_what_is_evicted(
     os.close(second)
 
 
-# WRITE and STAGED: those who are there together see one file ---------------------------------------
+# WRITE and STAGED: those who are there together see one file --------------------------------------
 def test_readers_who_come_while_a_file_is_written_see_it_grow(place: Path) -> None:
     writer = opened(place / "a", os.O_WRONLY | os.O_CREAT)
     reader = opened(place / "a", os.O_RDONLY)
@@ -226,7 +225,7 @@ def test_reopening_by_descriptor(place: Path) -> None:
     os.close(reader)
 
 
-# The page cache ------------------------------------------------------------------------------------
+# The page cache -----------------------------------------------------------------------------------
 def test_the_cache_follows_every_overwrite(place: Path) -> None:
     for number in range(30):
         data = os.urandom(number * 5000 % 70_000 + 1)
@@ -243,7 +242,7 @@ def test_the_cache_follows_clients(place: Path, mounted: MountProcess) -> None:
         assert read(place / "a") == data
 
 
-# Many processes ------------------------------------------------------------------------------------
+# Many processes -----------------------------------------------------------------------------------
 def rewrite(path: str, number: int, rounds: int) -> None:
     """Overwrite one name in all ways; each content is one letter, at its own length."""
     for turn in range(rounds):

@@ -1,0 +1,224 @@
+"""Mounting and unmounting as a person does it, and what `.kvfs` shows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from mount.point import MountEntry, find_mount, find_mounts
+from tests.conftest import StartMount, StartNode
+from tests.mounts import is_mounted
+from tests.processes import wait_until
+
+
+def kvfs(*words: object, **options: object) -> "subprocess.CompletedProcess[str]":
+    """Run one command to its end."""
+    command = [sys.executable, "-m", "kvfs", *map(str, words)]
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        command, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def mount_at(where: Path, store: Path) -> int:
+    """Mount in the background; the process id."""
+    done = kvfs("mount", where, "--store", store)
+    assert done.returncode == 0, done.stderr
+    return pid_of(store)
+
+
+def pid_of(store: Path) -> int:
+    with Client(store) as client:
+        return int(client.status()["pid"])
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Iterator[Path]:
+    """A mount point whose mounts, and their processes, are gone afterwards."""
+    mountpoint = tmp_path / "mnt"
+    yield mountpoint
+    while (entry := find_mount(mountpoint)) is not None:
+        kvfs("umount", entry.mountpoint, "--lazy")
+
+
+def test_mount_in_the_background_and_umount(where: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = kvfs("mount", where, "--store", store, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (where / "a").write_bytes(b"data")
+    assert find_mounts()[-1] == MountEntry(where, store, find_mounts()[-1].device)
+    assert f"mounted {store} at {where}" in (store / "node.log").read_text()
+    pid = pid_of(store)
+    assert os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    done = kvfs("umount", where)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert is_gone(pid)
+    assert not is_mounted(where)
+    assert os.listdir(where) == []
+    log = (store / "node.log").read_text()
+    assert not any(word in log for word in ("WARNING", "ERROR", "Traceback"))
+    done = kvfs("mount", where, "--store", store)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (where / "a").read_bytes() == b"data"
+
+
+def test_store_paths_that_mount_options_cannot_hold(where: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a,b\\c d%20é\n"
+    assert kvfs("mount", where, "--store", store).returncode == 0
+    assert find_mount(where) == MountEntry(where, store, find_mounts()[-1].device)
+    assert kvfs("umount", where).returncode == 0
+    odd = tmp_path / "m nt\\é,x"
+    assert kvfs("mount", odd, "--store", store).returncode == 0
+    assert find_mount(odd) is not None
+    assert kvfs("umount", odd).returncode == 0
+    assert find_mount(odd) is None
+
+
+def test_what_cannot_be_mounted(where: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "photo.jpg").write_bytes(b"")
+    for words, said in (
+        ((tmp_path / "file", "--store", store), "is no directory"),
+        ((store / "mnt", "--store", store), "in or above the store"),
+        ((tmp_path, "--store", store), "in or above the store"),
+        ((where, "--store", tmp_path / "foreign"), "holds other files"),
+        ((where, "--store", store, "--tokenizer", tmp_path), "tokenizer.json"),
+    ):
+        done = kvfs("mount", *words)
+        assert done.returncode == 2, words
+        assert said in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert find_mounts() == [] or not is_mounted(where)
+    assert os.listdir(tmp_path / "foreign") == ["photo.jpg"]
+
+
+def test_a_place_or_store_that_is_taken(where: Path, tmp_path: Path, start_node: StartNode) -> None:
+    mount_at(where, tmp_path / "store")
+    done = kvfs("mount", where, "--store", tmp_path / "other")
+    assert done.returncode == 2
+    assert "is mounted here already" in done.stderr
+    done = kvfs("mount", tmp_path / "second", "--store", tmp_path / "store")
+    assert done.returncode == 2
+    assert f"is mounted at {where} already" in done.stderr
+    start_node(tmp_path / "served")
+    done = kvfs("mount", tmp_path / "second", "--store", tmp_path / "served")
+    assert done.returncode == 2
+    assert "kvfs serve" in done.stderr
+    assert not is_mounted(tmp_path / "second")
+    (where / "a").write_bytes(b"still fine")
+
+
+def test_a_directory_that_is_not_empty_is_hidden(where: Path, tmp_path: Path) -> None:
+    where.mkdir()
+    (where / "below").write_bytes(b"")
+    done = kvfs("mount", where, "--store", tmp_path / "store")
+    assert done.returncode == 0
+    assert "not empty: 1 names are hidden" in done.stderr
+    assert os.listdir(where) == [".kvfs"]
+    assert kvfs("umount", where).returncode == 0
+    assert os.listdir(where) == ["below"]
+
+
+def test_umount_while_in_use(where: Path, tmp_path: Path) -> None:
+    pid = mount_at(where, tmp_path / "store")
+    (where / "a").write_bytes(b"data")
+    with open(where / "a", "rb") as file:
+        done = kvfs("umount", where)
+        assert done.returncode == 1
+        assert "in use" in done.stderr
+        assert "--lazy" in done.stderr
+        assert is_mounted(where)
+        assert kvfs("umount", where, "--lazy").returncode == 0
+        assert not is_mounted(where)
+        assert file.read() == b"data"
+    wait_until(lambda: is_gone(pid))
+    done = kvfs("umount", where)
+    assert done.returncode == 2
+    assert "no kvfs is mounted here" in done.stderr
+
+
+def test_sigterm_takes_the_mount_down_and_drops_what_is_half(where: Path, tmp_path: Path) -> None:
+    pid = mount_at(where, tmp_path / "store")
+    (where / "whole").write_bytes(b"data")
+    half = os.open(where / "half", os.O_WRONLY | os.O_CREAT)
+    os.write(half, b"only the beg")
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: is_gone(pid))
+    assert not is_mounted(where)
+    with pytest.raises(OSError, match="not connected"):
+        os.write(half, b"inning")
+    with pytest.raises(OSError, match="not connected"):
+        os.close(half)
+    mount_at(where, tmp_path / "store")
+    assert sorted(os.listdir(where)) == [".kvfs", "whole"]
+    assert not any((tmp_path / "store" / "staging").iterdir())
+
+
+def test_plain_umount_ends_the_process(where: Path, tmp_path: Path) -> None:
+    pid = mount_at(where, tmp_path / "store")
+    subprocess.run(["umount", where], check=True)
+    wait_until(lambda: is_gone(pid))
+    assert "Traceback" not in (tmp_path / "store" / "node.log").read_text()
+
+
+def test_read_ahead_is_raised(start_mount: StartMount) -> None:
+    mount = start_mount(config="[mount]\nread_ahead_kib = 2048\n")
+    entry = find_mount(mount.mountpoint)
+    assert entry is not None
+    if os.geteuid() == 0:
+        assert Path(f"/sys/class/bdi/{entry.device}/read_ahead_kb").read_text() == "2048\n"
+
+
+# The view -----------------------------------------------------------------------------------------
+def test_the_view_of_the_store(start_mount: StartMount) -> None:
+    mount = start_mount()
+    view = mount.mountpoint / ".kvfs"
+    (mount.mountpoint / "a").write_bytes(b"data")
+    status = json.loads((view / "status.json").read_bytes())
+    assert status["mountpoint"] == str(mount.mountpoint)
+    assert status["store"] == str(mount.store)
+    shown = subprocess.run(["cat", view / "status.json"], capture_output=True, check=True)
+    assert json.loads(shown.stdout)["pid"] == mount.pid
+    assert os.listdir(view) == ["prefixes", "status.json"]
+    assert os.listdir(view / "prefixes") == []
+    subprocess.run(f"rm -rf '{mount.mountpoint}'/*", shell=True, check=True)
+    assert os.listdir(mount.mountpoint) == [".kvfs"]
+
+
+def test_the_view_is_not_for_changes(start_mount: StartMount) -> None:
+    mount = start_mount()
+    view = mount.mountpoint / ".kvfs"
+    (mount.mountpoint / "a").write_bytes(b"data")
+    attempts = [
+        lambda: (view / "status.json").write_bytes(b""),
+        (view / "status.json").unlink,
+        lambda: (view / "new").write_bytes(b""),
+        (view / "new").mkdir,
+        lambda: os.rename(mount.mountpoint / "a", view / "a"),
+        lambda: os.rename(view, mount.mountpoint / "b"),
+        lambda: os.rename(mount.mountpoint / "a", view),
+        lambda: os.rmdir(view),
+        lambda: os.chmod(view, 0o777),
+        lambda: os.truncate(view / "status.json", 0),
+        lambda: os.mkdir(view),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OSError, match=r"not permitted|denied|exists|directory"):
+            attempt()
+    assert (mount.mountpoint / "a").read_bytes() == b"data"
+    assert json.loads((view / "status.json").read_bytes())["pid"] == mount.pid
