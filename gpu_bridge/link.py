@@ -74,5 +74,5 @@ def can_start_node() -> bool:
 
 
 def is_chunk_size(size_bytes: int | None) -> bool:
-    """Whether a file of this size (None: no file) can be a chunk: nothing shorter than a header."""
-    return size_bytes is not None and size_bytes > PAGE_BYTES
+    """Whether a file of this size (None: no file) can be a chunk: none is shorter than a header."""
+    return size_bytes is not None and size_bytes >= PAGE_BYTES

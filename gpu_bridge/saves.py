@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -65,18 +65,15 @@ class _Job:
         self.after = after
         self.end_s = time.monotonic() + BRIDGE_SETTLE_DEADLINE_S
         self.settled = threading.Event()
-        self._is_given_up = False  # set at most once, from another thread
+        self._lock = threading.Lock()
 
-    def settle(self) -> None:
-        self.settled.set()
-
-    def give_up(self) -> None:
-        self._is_given_up = True
-        self.settled.set()
-
-    def must_forget(self) -> bool:
-        """Whether what was or will be copied is void."""
-        return self._is_given_up
+    def settle(self) -> bool:
+        """Settle, once; whether this call did it. Of a copier and of someone who gives the save up
+        one comes first: if it is the other, what was copied is void."""
+        with self._lock:
+            was_settled = self.settled.is_set()
+            self.settled.set()
+        return not was_settled
 
 
 class Saver:
@@ -126,7 +123,7 @@ class Saver:
             with self._lock:
                 job = self._jobs.get(number)
             if job is not None and not job.settled.wait(max(0.0, end_s - time.monotonic())):
-                job.give_up()
+                self._note_settled(job)
 
     def is_settled(self, number: int) -> bool:
         with self._lock:
@@ -138,10 +135,10 @@ class Saver:
         no request keeps its blocks for the sake of a node or disk that hangs."""
         now_s = time.monotonic()
         with self._lock:
-            for number, job in self._jobs.items():
-                if now_s > job.end_s and not job.settled.is_set():
-                    job.give_up()
-                    self._settled.append(number)
+            late = [job for job in self._jobs.values() if now_s > job.end_s]
+        for job in late:
+            self._note_settled(job)
+        with self._lock:
             taken, self._settled = self._settled, []
         return taken
 
@@ -165,7 +162,7 @@ class Saver:
         with self._lock:
             left = list(self._jobs.values())
         for job in left:
-            job.give_up()
+            job.settle()
 
     # On the threads -------------------------------------------------------------------------------
     def _start(self, work: Callable[..., None], *arguments: object) -> bool:
@@ -210,7 +207,7 @@ class Saver:
     def _without_given_up(self, jobs: Sequence[_Job]) -> list[_Job]:
         left = []
         for job in jobs:
-            if job.must_forget():
+            if job.settled.is_set():
                 self._drop(job, Drop.FENCED)
             else:
                 left.append(job)
@@ -229,8 +226,7 @@ class Saver:
         }
         for job in asked:
             if job.save.job in known:
-                self._counters.add("known_chunks")
-                self._end(job, is_stored=True)
+                self._end(job, is_stored=True, counts={"known_chunks": 1})
         return [job for job in jobs if job.save.job not in known]
 
     def _stage(self, client: Client, jobs: Sequence[_Job]) -> list[Staged]:
@@ -247,16 +243,15 @@ class Saver:
             ready = self._copy_and_write(job, file)
         finally:
             os.close(file.fd)
-            if isinstance(ready, Drop):
-                self._drop(job, ready)
+            self._note_settled(job)
             if batch.add(job, file, ready):
-                self._publish(batch)
+                self._finish(batch)
 
     def _copy_and_write(self, job: _Job, file: Staged) -> StagedFile | Drop:
         with self._staging.slot(BRIDGE_SLOT_DEADLINE_S, spare=self._spare_slots) as slot:
             if slot is None:
                 return Drop.NO_SLOT
-            if job.must_forget():
+            if job.settled.is_set():
                 return Drop.FENCED
             began_s = time.monotonic()
             chunk = job.save.chunk
@@ -268,9 +263,8 @@ class Saver:
                 slot.tensor[begin:end],
                 job.after,
             )
-            if job.must_forget():  # the blocks may have been written meanwhile
+            if not self._note_settled(job):  # the blocks may have been written meanwhile
                 return Drop.FENCED
-            self._note_settled(job)
             try:
                 return self._write(job, file, slot, begin, end)
             except OSError as error:
@@ -289,12 +283,26 @@ class Saver:
         path = self._shard.path(job.place, save.chunk)
         return StagedFile(file.token, path, digest, end, chunk_info(header))
 
-    def _publish(self, batch: "_Batch") -> None:
-        files = [ready for _, ready in batch.ready]
+    def _finish(self, batch: "_Batch") -> None:
+        """Publish what is ready, discard the rest, and report the ends of all."""
+        try:
+            self._discard(batch)
+            self._publish(batch)
+        finally:
+            for job in (*(job for job, _ in batch.ready), *(job for job, _, _ in batch.void)):
+                self._drop(job, Drop.INTERNAL)  # those whose end is still open
+
+    def _discard(self, batch: "_Batch") -> None:
         if batch.void:
-            self._link.ask(lambda client: client.discard(batch.void))
-        if not files:
+            tokens = [token for _, token, _ in batch.void]
+            self._link.ask(lambda client: client.discard(tokens))
+        for job, _, reason in batch.void:
+            self._drop(job, reason)
+
+    def _publish(self, batch: "_Batch") -> None:
+        if not batch.ready:
             return
+        files = [file for _, file in batch.ready]
         reason = Drop.UNAVAILABLE
         try:
             published = self._link.ask(lambda client: _publish(client, files))
@@ -303,30 +311,32 @@ class Saver:
         for job, file in batch.ready:
             if published is None:
                 self._drop(job, reason)
-                continue
-            self._counters.add("saved_chunks")
-            self._counters.add("saved_bytes", file.size_bytes)
-            self._end(job, is_stored=True)
+            else:
+                counts = {"saved_chunks": 1, "saved_bytes": file.size_bytes}
+                self._end(job, is_stored=True, counts=counts)
 
     # Ends -----------------------------------------------------------------------------------------
-    def _note_settled(self, job: _Job) -> None:
-        job.settle()
+    def _note_settled(self, job: _Job) -> bool:
+        """Settle and report it, once; whether this call did it."""
+        if not job.settle():
+            return False
         with self._lock:
             self._settled.append(job.save.job)
+        return True
 
     def _drop(self, job: _Job, reason: Drop) -> None:
-        if self._end(job, is_stored=False):
-            self._counters.add(f"dropped_saves.{reason}")
+        self._end(job, is_stored=False, counts={f"dropped_saves.{reason}": 1})
 
-    def _end(self, job: _Job, *, is_stored: bool) -> bool:
-        """Report the end, once; whether this was it."""
+    def _end(self, job: _Job, *, is_stored: bool, counts: Mapping[str, int]) -> None:
+        """Count and report the end, once."""
         job.settle()
         with self._lock:
             if self._jobs.pop(job.save.job, None) is None:
-                return False
+                return
+            for name, amount in counts.items():
+                self._counters.add(name, amount)
             self._ends.append(SaveEnd(job.save.job, is_stored))
             self._lock.notify_all()
-        return True
 
 
 def _publish(client: Client, files: Sequence[StagedFile]) -> bool:
@@ -339,7 +349,7 @@ class _Batch:
 
     def __init__(self, count: int) -> None:
         self.ready: list[tuple[_Job, StagedFile]] = []
-        self.void: list[int] = []
+        self.void: list[tuple[_Job, int, Drop]] = []  # with the token to discard
         self._left = count
         self._lock = threading.Lock()
 
@@ -349,7 +359,7 @@ class _Batch:
             if isinstance(ready, StagedFile):
                 self.ready.append((job, ready))
             else:
-                self.void.append(file.token)
+                self.void.append((job, file.token, ready))
             self._left -= 1
             return self._left == 0
 

@@ -220,7 +220,12 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         if geometry is None:
             return
         layouts: dict[int, GroupLayout] = {
-            index: group_layout(index, group.layer_names, kv_caches, config.num_blocks)
+            index: group_layout(
+                index,
+                [name for name in group.layer_names if name in kv_caches],  # of this rank
+                kv_caches,
+                config.num_blocks,
+            )
             for index, group in enumerate(config.kv_cache_groups)
         }
         rank = self._vllm_config.parallel_config.rank

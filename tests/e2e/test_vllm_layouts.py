@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvfs.configs import vllm_command
 
 from kvfs.names import parse_chunk_path, parse_key
+from kvfs.shell.configs import vllm_command
 from scripts.engine_rig import SMALL_CPU_OPTIONS, Server, ask, free_port
 from tests.engines import Site, StartEngine, prompt_of
 from tests.processes import NodeProcess, wait_until
