@@ -110,7 +110,9 @@ def log_to(log: Path | None, *, echo: bool) -> None:
 
 
 def take_orders() -> Any:
-    """What `start_in_background` was given. Only its own child calls this, on its own pipe."""
+    """What `start_in_background` was given. Only its own child calls this, on its own pipe, before
+    it opens anything: whatever else it has inherited is closed."""
+    os.closerange(READY_FD + 1, os.sysconf("SC_OPEN_MAX"))
     orders = pickle.load(sys.stdin.buffer)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -240,8 +240,8 @@ class View:
             case Kind.CHUNK:
                 if cursor.isdigit():
                     return self._list_children(place, int(cursor), limit)
-                files = [(_FILES[kind], b"/" + _FILES[kind]) for kind in self._kinds_of(place)]
-                left = [item for item in files if item[1] > cursor]
+                files = sorted(_FILES[kind] for kind in self._kinds_of(place))
+                left = [(name, b"/" + name) for name in files if b"/" + name > cursor]
                 return left + self._list_children(place, 0, limit)
             case _:
                 raise NamespaceError(errno.ENOTDIR)

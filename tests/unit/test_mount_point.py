@@ -1,0 +1,61 @@
+"""Reading the kernel's list of mounts, and naming a mount so that it can be read."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfs.errors import InvalidInput
+from mount.point import MountEntry, parse_mountinfo, prepare, source_of
+
+MOUNTINFO = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 22 0:39 / /mnt/kv rw,nosuid,nodev,relatime - fuse.kvfs kvfs:/var/lib/kvfs rw,user_id=0
+41 22 0:40 / /mnt/with\040blank\134and\011tab rw shared:5 master:1 - fuse.kvfs kvfs:/a%20b%2Cc rw
+42 22 0:41 / /mnt/ssh rw - fuse.sshfs host:/x rw
+43 22 0:42 / /mnt/other rw - fuse.kvfs something rw
+44 22 0:43 / /proc rw - proc proc rw
+broken line
+"""
+
+
+def test_parsing() -> None:
+    assert parse_mountinfo(MOUNTINFO) == [
+        MountEntry(Path("/mnt/kv"), Path("/var/lib/kvfs"), "0:39"),
+        MountEntry(Path("/mnt/with blank\\and\ttab"), Path("/a b,c"), "0:40"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "store", ["/var/lib/kvfs", "/a b,c\\d", "/100%", "/new\nline", "/üñ", "/\udcff", "/x:y@z=1"]
+)
+def test_a_store_survives_being_a_source(store: str) -> None:
+    source = source_of(Path(store))
+    assert source.isascii()
+    assert not set(source) & set(" ,\\\n\t")
+    line = f"1 2 0:3 / /m rw - fuse.kvfs {source} rw"
+    assert parse_mountinfo(line) == [MountEntry(Path("/m"), Path(store), "0:3")]
+
+
+def test_places_that_cannot_be_mount_points(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (tmp_path / "file").write_bytes(b"")
+    os.symlink(tmp_path, tmp_path / "link")
+    places = [
+        store,
+        store / "below",
+        tmp_path,
+        tmp_path / "link" / "store",
+        tmp_path / "file",
+        tmp_path / "file" / "x",
+    ]
+    for place in places:
+        with pytest.raises(InvalidInput):
+            prepare(place, [store])
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def test_a_missing_place_is_made(tmp_path: Path) -> None:
+    place = prepare(tmp_path / "a" / "b", [tmp_path / "store"])
+    assert place == tmp_path / "a" / "b"
+    assert place.is_dir()
