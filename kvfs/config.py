@@ -65,6 +65,7 @@ KERNEL_CACHE_S = 60.0  # how long the kernel may keep names and attributes; chan
 STALE_NAMES_MAX = 65_536  # changes that wait to be told to the kernel
 CACHED_DIGESTS_MAX = 65_536  # files of which the mount knows what the kernel has cached
 REPEATED_OPEN_S = 5.0  # within it, an open that was sent back to look again is back
+SETTLED_S = 1.0  # a file that did not change for so long may be served by the kernel itself
 LINGER_S = 1.0  # how long a file outlives its last name, for who has just looked it up
 LINGERING_MAX = 4096  # such files
 SENT_BACK_MAX = 4096  # such opens

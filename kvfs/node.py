@@ -127,6 +127,7 @@ class Node:
         self.reclaim = Reclaim(directories, engine, self.space, self._evict)
         self.clients: set[object] = set()
         self.mountpoint: str | None = None
+        self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._verified: dict[bytes, None] = {}

@@ -18,8 +18,11 @@ What must not interleave, in the one trio thread:
 - *Release against open.* A release with nothing to publish awaits nothing, so that an open that
   comes after it never meets a writer that has gone.
 
-Passthrough of a published version would be decided in `_open_content`: all its opens share one
-descriptor until the version ends, which is what the kernel asks of a backing file.
+Published bytes are served by the kernel itself where it can (`mount.passthrough`): a version that
+is opened for reading while nobody has it open, and whose file did not change a moment ago. Such a
+version never changes, since a writer gets a new one. A writer that comes back and finds readers
+served by the kernel is sent back once more. Only a race of a rename, a reader and a writer within
+`SETTLED_S` could bring that about, and those files are served from Python.
 """
 
 import errno
@@ -34,6 +37,7 @@ import trio
 from kvfs.config import (
     CACHED_DIGESTS_MAX,
     PAGE_BYTES,
+    SETTLED_S,
     STAGE_STEP_BYTES_MAX,
 )
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
@@ -41,6 +45,7 @@ from kvfs.meta.contract import Inode
 from kvfs.node import Node, Stage
 from mount.content import OpenBytes, write_whole
 from mount.numbers import Numbers
+from mount.passthrough import BackingIds
 from mount.retries import SentBack
 from mount.states import Access, Opening, State, decide_open, keeps_cache
 
@@ -93,6 +98,7 @@ class Opened:
 
     fh: int
     keep_cache: bool
+    backing_id: int = 0  # 0: served from Python
 
 
 def access_of(flags: int) -> Access:
@@ -112,6 +118,7 @@ class OpenFiles:
         self._last_fh = 0
         self._cached: OrderedDict[int, bytes] = OrderedDict()  # number -> digest in the page cache
         self._sent_back = SentBack()
+        self.backing = BackingIds(-1, "the kernel has not been asked yet")
         self.numbers = Numbers(self._versions.__contains__)
 
     # What stat shows ------------------------------------------------------------------------------
@@ -151,9 +158,20 @@ class OpenFiles:
             if isinstance(error, NamespaceError) and error.code == errno.ESTALE:
                 raise self._send_back(thread, version.ino) from error
             raise
+        backing_id = self._back(version, opening)
         if opening is Opening.OPEN:
             self._note_cached(version)
-        return Opened(self._add(version, is_writer), keep)
+        return Opened(self._add(version, is_writer), keep, backing_id)
+
+    def _back(self, version: Version, opening: Opening) -> int:
+        """Count an open for the kernel's rule on backing files; the id it is served by, or 0."""
+        fd = None
+        if opening in (Opening.OPEN, Opening.JOIN) and version.stage is None:
+            inode = self._node.meta.inode(version.ino)
+            age_ns = 0 if inode is None else abs(self._node.now_ns() - inode.ctime_ns)
+            if version.content is not None and age_ns > SETTLED_S * 1e9:
+                fd = version.content.fd
+        return self.backing.enter(version.number, fd)
 
     def note_found(self, thread: int, ino: int) -> None:
         """A thread looked a file up, perhaps because an open of it was sent back."""
@@ -171,6 +189,7 @@ class OpenFiles:
         self._adopt_stage(version, stage, 0)
         version.is_dirty = True
         self._enter(version, is_writer=True)
+        self.backing.enter(version.number, None)
         return Opened(self._add(version, is_writer=True), keep_cache=False), inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
@@ -191,6 +210,9 @@ class OpenFiles:
             is_repeated=is_repeated,
             is_awaited=self._sent_back.awaits(ino),
         )
+        is_writer = access is not Access.READ
+        if is_writer and version.frozen is None and self.backing.is_passthrough(number):
+            opening = Opening.MOVE
         if opening is Opening.MOVE:
             self._move(version)
         if opening in (Opening.MOVE, Opening.STALE):
@@ -405,6 +427,7 @@ class OpenFiles:
             # Nobody waits for this request's answer; the flush before it has told whoever closed.
             log.error("inode %d cannot be published: %s", version.ino, error)
         finally:
+            self.backing.leave(version.number)
             self._leave(version, handle.is_writer)
 
     async def _publish(self, version: Version) -> None:
@@ -421,8 +444,20 @@ class OpenFiles:
         version.digest = published.digest
         self._note_cached(version)
 
+    def describe(self) -> dict[str, object]:
+        """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""
+        kernel, python = self.backing.count()
+        why_not = self.backing.why_not
+        return {
+            "reads": "python" if why_not else "passthrough",
+            "why_not_passthrough": why_not,
+            "open_in_passthrough": kernel,
+            "open_in_python": python,
+        }
+
     def close(self) -> None:
         """The mount has ended: drop what was not published and let everything go."""
         for handle in list(self._handles.values()):
             self._leave(handle.version, handle.is_writer)
         self._handles.clear()
+        self.backing.close()

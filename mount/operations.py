@@ -23,9 +23,10 @@ from mount.attributes import attributes
 from mount.directories import Listed, OpenDirectory
 from mount.errnos import errno_of
 from mount.freshness import Freshness
-from mount.handles import OpenFiles
+from mount.handles import Opened, OpenFiles
 from mount.lingering import Lingering
 from mount.numbers import VIEW_BASE
+from mount.passthrough import BackingIds, find_obstacle_in_mount
 from mount.view import VIEW_NAME, View
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
     enable_acl = False
+    enable_passthrough = True
 
     def __init__(self, node: Node, view: View) -> None:
         super().__init__()
@@ -83,6 +85,9 @@ class Operations(pyfuse3.Operations):
         self._last_directory = 0
 
     def init(self) -> None:
+        why_not = find_obstacle_in_mount()
+        session_fd = -1 if why_not else pyfuse3.get_session_fd()
+        self.files.backing = BackingIds(session_fd, why_not)
         self.is_ready.set()
 
     # Names ----------------------------------------------------------------------------------------
@@ -281,8 +286,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, number: int, flags: int, ctx: Context) -> pyfuse3.FileInfo:
         if number >= VIEW_BASE:
             return await self._view.open(number, flags)
-        opened = await self.files.open(number, flags, ctx.pid)
-        return pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
+        return _file_info(await self.files.open(number, flags, ctx.pid))
 
     @request
     async def create(
@@ -300,8 +304,7 @@ class Operations(pyfuse3.Operations):
             number = self.files.numbers.current(inode.ino)
             opened = await self.files.open(number, flags, ctx.pid)
             inode = self._node.meta.inode(inode.ino) or inode
-        info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
-        return info, self._entry(inode)
+        return _file_info(opened), self._entry(inode)
 
     def _create(self, parent: int, name: bytes, mode: int, ctx: Context) -> tuple[Any, Inode]:
         mode = stat.S_IFREG | stat.S_IMODE(mode)
@@ -391,3 +394,10 @@ class Operations(pyfuse3.Operations):
     @request
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         await trio.to_thread.run_sync(self._node.meta.sync)
+
+
+def _file_info(opened: Opened) -> pyfuse3.FileInfo:
+    info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
+    if opened.backing_id:
+        info.backing_id = opened.backing_id  # stock pyfuse3 has no such attribute
+    return info

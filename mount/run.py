@@ -158,8 +158,9 @@ async def serve_mount(
                 operations = Operations(node, View(node, decode))
                 async with _mounted(operations, config, mountpoint):
                     node.mountpoint = os.fspath(mountpoint)
+                    node.describe_mount = operations.files.describe
                     await _serve_requests(operations, config, mountpoint, signals, on_ready)
-                    node.mountpoint = None
+                    node.mountpoint = node.describe_mount = None
         except Unavailable as error:
             raise _explain(error, config) from error
 
@@ -237,5 +238,7 @@ async def _announce(
     entry = await trio.to_thread.run_sync(find_mount, mountpoint)
     if entry is not None and not raise_read_ahead(entry.device, config.mount.read_ahead_kib):
         log.info("the kernel's read-ahead stays as it is: changing it needs root")
+    why_not = operations.files.backing.why_not
     log.info("mounted %s at %s", config.home, mountpoint)
+    log.info("reads: %s", f"from Python, since {why_not}" if why_not else "kernel passthrough")
     on_ready()

@@ -177,6 +177,7 @@ def check_passthrough() -> Iterator[Finding]:
         yield Finding("libfuse", Level.WARN, "not found", advice)
     elif parse_version(version)[:2] >= PASSTHROUGH_LIBFUSE:
         yield Finding("libfuse", Level.OK, f"{version}, can do passthrough")
+        yield from check_patch()
     else:
         advice = "reads through the mount are served from Python; libfuse 3.17 or later is faster"
         yield Finding("libfuse", Level.WARN, f"{version}, without passthrough", advice)
@@ -185,6 +186,20 @@ def check_passthrough() -> Iterator[Finding]:
     else:
         advice = "passthrough needs it: mount as root for the full speed"
         yield Finding("capability", Level.WARN, "no CAP_SYS_ADMIN", advice)
+
+
+def check_patch() -> Iterator[Finding]:
+    """The pyfuse3 of this environment, which stock knows nothing of passthrough."""
+    try:
+        from mount.passthrough import find_obstacle
+    except ImportError:
+        return
+    obstacle = find_obstacle()
+    if obstacle is None:
+        yield Finding("pyfuse3", Level.OK, "with passthrough")
+    else:
+        advice = "reads through the mount are served from Python"
+        yield Finding("pyfuse3", Level.WARN, obstacle, advice)
 
 
 def libfuse_version() -> str | None:

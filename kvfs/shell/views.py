@@ -121,6 +121,13 @@ def status(session: Session) -> int:
     return 0
 
 
+def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Who serves reads of the mount, and why not the kernel."""
+    if mount is not None:
+        why_not = mount["why_not_passthrough"]
+        yield "reads", f"from Python: {why_not}" if why_not else "kernel passthrough"
+
+
 def _status_lines(
     session: Session,
     found: dict[str, Any],
@@ -136,6 +143,7 @@ def _status_lines(
             ("node", f"pid {found['pid']}, version {found['version']}"),
             ("up", age_text(found["now_ns"] - found["started_ns"])),
             ("mounted at", mountpoint or "not mounted"),
+            *_reads(found["mount"]),
             ("clients", str(found["clients"])),
             ("inodes", f"{found['files']:,}"),
             ("blobs", f"{found['blobs']:,} of {size_text(found['size_bytes'])}"),
