@@ -5,7 +5,8 @@
 In each round, for the mount and for the plain directory in turns: drop the page cache, start an
 LMCache server (multi-process mode) and vLLM anew, warm the engine up with other prompts of the same
 length, and ask for a prompt whose chunks an earlier server stored. Compared is the time to its
-first token. The mount stays up between rounds, as a disk does. Needs root, .envs/lmcache and about
+first token. vLLM computes with one thread, which a hit hardly needs and which the rest of the
+machine disturbs less. The mount stays up between rounds, as a disk does. Needs root, .envs/lmcache and about
 25 seconds for each start of an engine on a quiet machine with 2 cores.
 """
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.shell.configs import lmcache_server_command, lmcache_vllm_command  # noqa: E402  (path first)
 from scripts.engine_rig import (  # noqa: E402
+    ONE_THREAD,
     SMALL_CPU_OPTIONS,
     Answer,
     Server,
@@ -78,7 +80,14 @@ def restart_and_ask(target: Target, model: Path, adapter: str, seed: int) -> tup
     logs = target.logs
     with (
         Server("LMCache", server, http_port, logs / "lmcache.log", binaries=BINARIES) as lmcache,
-        Server("vLLM", engine, vllm_port, logs / "vllm.log", binaries=BINARIES) as vllm,
+        Server(
+            "vLLM",
+            engine,
+            vllm_port,
+            logs / "vllm.log",
+            binaries=BINARIES,
+            environment=ONE_THREAD,
+        ) as vllm,
     ):
         lmcache.wait_healthy("/healthcheck")
         vllm.wait_healthy()

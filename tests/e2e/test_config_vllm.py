@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from scripts.engine_rig import SMALL_CPU_OPTIONS, Answer, Server, ask, free_port, prompt_tokens
+from scripts.engine_rig import (
+    ONE_THREAD,
+    SMALL_CPU_OPTIONS,
+    Answer,
+    Server,
+    ask,
+    free_port,
+    prompt_tokens,
+)
 from tests.processes import wait_until
 
 HIT_TOKENS = 2048
@@ -37,7 +45,7 @@ def ask_fresh_engine(store: Path, model: Path, binaries: Path, log: Path) -> Ans
     """Start vLLM as printed, ask once, wait until all chunks are stored, stop it."""
     port = free_port()
     command = [*printed_command(store, model), "--port", str(port), *SMALL_CPU_OPTIONS]
-    with Server("vLLM", command, port, log, binaries=binaries) as vllm:
+    with Server("vLLM", command, port, log, binaries=binaries, environment=ONE_THREAD) as vllm:
         vllm.wait_healthy()
         answer = ask(vllm, PROMPT, tokens=16, model=str(model))
         wait_until(lambda: stored_chunks(store) == HIT_TOKENS // CHUNK_TOKENS, 60)

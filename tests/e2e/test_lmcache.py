@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts.engine_rig import SMALL_CPU_OPTIONS, Answer, Server, ask, free_port, prompt_tokens
+from scripts.engine_rig import (
+    ONE_THREAD,
+    SMALL_CPU_OPTIONS,
+    Answer,
+    Server,
+    ask,
+    free_port,
+    prompt_tokens,
+)
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
@@ -41,7 +49,14 @@ def ask_fresh_servers(
     engine += ["--port", str(vllm_port), *SMALL_CPU_OPTIONS]
     with (
         Server("LMCache", server, http_port, logs / "lmcache.log", binaries=binaries) as lmcache,
-        Server("vLLM", engine, vllm_port, logs / "vllm.log", binaries=binaries) as vllm,
+        Server(
+            "vLLM",
+            engine,
+            vllm_port,
+            logs / "vllm.log",
+            binaries=binaries,
+            environment=ONE_THREAD,
+        ) as vllm,
     ):
         lmcache.wait_healthy("/healthcheck")
         vllm.wait_healthy()
