@@ -6,8 +6,8 @@ In each round, for the mount and for the plain directory in turns: drop the page
 LMCache server (multi-process mode) and vLLM anew, warm the engine up with other prompts of the same
 length, and ask for a prompt whose chunks an earlier server stored. Compared is the time to its
 first token. vLLM computes with one thread, which a hit hardly needs and which the rest of the
-machine disturbs less. The mount stays up between rounds, as a disk does. Needs root, .envs/lmcache and about
-25 seconds for each start of an engine on a quiet machine with 2 cores.
+machine disturbs less. The mount stays up between rounds, as a disk does. Needs root,
+.envs/lmcache, and about 25 seconds for each start of an engine on a quiet machine with 2 cores.
 """
 
 import argparse
