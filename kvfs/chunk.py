@@ -40,6 +40,9 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
+_BEGIN = f'{{"{_METADATA}":'
+_CACHED_CHARACTERS_MAX = 64 * 1024
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 Bytes = bytes | bytearray | memoryview
@@ -77,7 +80,7 @@ def encode_header(header: ChunkHeader) -> bytes:
     """Everything before the payload, a multiple of 4096 bytes long; its length does not depend on
     the digest. Raises `InvalidInput`."""
     _check_fields(header)
-    parts = [f'{{"{_METADATA}":{_ENCODER.encode(_metadata_of(header))}']
+    parts = [_BEGIN + _ENCODER.encode(_metadata_of(header))]
     begin = 0
     for tensor in header.tensors:
         layout = _layout(tensor)
@@ -146,7 +149,7 @@ def decode_header(data: Bytes, file_bytes: int) -> tuple[ChunkHeader, int]:
     raw = bytes(data[:payload_offset])
     if len(raw) < payload_offset:
         _refuse("the file ends inside its header")
-    header = _build_header(_parse_json(raw[_LENGTH.size :].rstrip(b" ")))
+    header = _parse_header(raw[_LENGTH.size :].rstrip(b" "))
     try:
         expected = encode_header(header)
         size_bytes = payload_bytes(header)
@@ -169,48 +172,54 @@ def verify(data: Bytes) -> ChunkHeader:
     return header
 
 
-def _parse_json(raw: bytes) -> dict[str, Any]:
-    if not raw.startswith(b"{"):
-        _refuse("its header is no JSON object")
+def _parse_header(raw: bytes) -> ChunkHeader:
+    """A header from bytes of any kind; whether its values are allowed is not looked at here."""
     try:
-        table: dict[str, Any] = json.loads(raw.decode())
+        text = raw.decode()
+        if not text.startswith(_BEGIN):
+            _refuse(f"its header does not begin with {_BEGIN}")
+        metadata, end = _DECODER.raw_decode(text, len(_BEGIN))
+        rest = text[end:]
+        is_small = len(rest) <= _CACHED_CHARACTERS_MAX
+        tensors = _parse_tensors(rest) if is_small else _parse_tensors.__wrapped__(rest)
+        return _build_header(metadata, tensors)
     except RecursionError:
         _refuse("its header is nested too deep")
-    except ValueError as error:  # of JSON, of UTF-8, and of integers with thousands of digits
-        _refuse(f"its header is no JSON: {error}")
-    return table
+    except KeyError as error:
+        _refuse(f"{error} is missing in its header")
+    except (TypeError, ValueError) as error:  # of JSON, UTF-8, numbers, and what is indexed
+        _refuse(f"its header cannot be read: {error}")
 
 
-def _build_header(table: dict[str, Any]) -> ChunkHeader:
-    """A header from JSON of any shape; whether its values are allowed is not looked at here."""
-    metadata = table.pop(_METADATA, None)
+@lru_cache(maxsize=16)  # all chunks of a model's shard say the same here
+def _parse_tensors(rest: str) -> tuple[TensorSpec, ...]:
+    """The tensors from what follows the metadata, up to the end of the JSON object."""
+    table = json.loads("{" + rest.removeprefix(","))
+    return tuple(
+        TensorSpec(name, entry["dtype"], tuple(entry["shape"])) for name, entry in table.items()
+    )
+
+
+def _build_header(metadata: Any, tensors: tuple[TensorSpec, ...]) -> ChunkHeader:
     if type(metadata) is not dict or set(map(type, metadata.values())) != {str}:
-        _refuse(f"its header has no {_METADATA} of texts")
+        _refuse(f"{_METADATA} in its header is no object of texts")
     if metadata.get("format") != FORMAT:
         _refuse(f"its format is {metadata.get('format', '')[:80]!r}; this kvfs reads {FORMAT}")
     token_ids = metadata.get("token_ids")
-    try:
-        return ChunkHeader(
-            model=metadata["model"],
-            fingerprint=metadata["fingerprint"],
-            key=metadata["key"],
-            parent=metadata["parent"],
-            token_start=int(metadata["token_start"]),
-            token_end=int(metadata["token_end"]),
-            group=int(metadata["group"]),
-            shard=int(metadata["shard"]),
-            engine=metadata["engine"],
-            digest=bytes.fromhex(metadata["digest"]),
-            token_ids=None if token_ids is None else tuple(map(int, token_ids.split(" "))),
-            tensors=tuple(
-                TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
-                for name, entry in table.items()
-            ),
-        )
-    except KeyError as error:
-        _refuse(f"{error} is missing in its header")
-    except (TypeError, ValueError):
-        _refuse("a field of its header has a wrong type")
+    return ChunkHeader(
+        model=metadata["model"],
+        fingerprint=metadata["fingerprint"],
+        key=metadata["key"],
+        parent=metadata["parent"],
+        token_start=int(metadata["token_start"]),
+        token_end=int(metadata["token_end"]),
+        group=int(metadata["group"]),
+        shard=int(metadata["shard"]),
+        engine=metadata["engine"],
+        digest=bytes.fromhex(metadata["digest"]),
+        token_ids=None if token_ids is None else tuple(map(int, token_ids.split(" "))),
+        tensors=tensors,
+    )
 
 
 def _refuse(reason: str) -> NoReturn:

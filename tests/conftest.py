@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.mounts import MountProcess
@@ -18,6 +19,12 @@ from tests.processes import NodeProcess
 
 ROOT = Path(__file__).parent.parent
 OUR_LOGGERS = ("kvfs", "mount", "gpu_bridge")
+
+# How fast an example runs on a busy machine says nothing of what it tests.
+hypothesis.settings.register_profile(
+    "kvfs", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kvfs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
