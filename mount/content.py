@@ -9,6 +9,12 @@ import os
 
 import trio
 
+from kvfs.config import MIB
+
+
+# Requests of the usual size share it: clearing new memory for each costs as much as reading.
+_common = memoryview(bytearray(MIB))
+
 
 class OpenBytes:
     """A descriptor that several reads may share; it is closed when it is retired and idle."""
@@ -22,7 +28,11 @@ class OpenBytes:
         self._nowait = True
 
     async def read(self, offset: int, size_bytes: int) -> bytes | memoryview:
-        """Up to `size_bytes`, fewer only at the end of the file. The result is the caller's."""
+        """Up to `size_bytes`, fewer only at the end of the file.
+
+        The result may be the common buffer: it is the caller's until its next `await`, which is
+        time enough to reply.
+        """
         data = self._read_cached(offset, size_bytes)
         if data is not None:
             return data
@@ -37,7 +47,7 @@ class OpenBytes:
         """The bytes if memory has them all, or the file ends there; else None."""
         if not self._nowait:
             return None
-        buffer = bytearray(size_bytes)
+        buffer = _common if size_bytes == len(_common) else memoryview(bytearray(size_bytes))
         try:
             count = os.preadv(self.fd, [buffer], offset, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -49,7 +59,7 @@ class OpenBytes:
             return None
         if count < size_bytes and offset + count < os.fstat(self.fd).st_size:
             return None
-        return memoryview(buffer)[:count]
+        return buffer[:count]
 
     def retire(self) -> None:
         """Close the descriptor as soon as no read uses it."""

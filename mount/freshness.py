@@ -74,13 +74,18 @@ class Freshness:
             self._inodes.popitem(last=False)
         self._wake.set()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to tell that nobody has begun to tell."""
+        return bool(self._names or self._inodes)
+
     async def run(self) -> None:
         """Send what waits, for ever. Cancel it before requests are no longer answered, since a
         notice may wait for one."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            while self._names or self._inodes:
+            while self.is_waiting:
                 names = [self._names.popitem(last=False)[0] for _ in range(_take(self._names))]
                 inodes = [self._inodes.popitem(last=False)[0] for _ in range(_take(self._inodes))]
                 await trio.to_thread.run_sync(_send, names, inodes)

@@ -1,4 +1,4 @@
-"""Reads that the kernel serves by itself, on a real mount. Skipped where pyfuse3 or kernel cannot."""
+"""Reads that the kernel serves by itself, on a real mount; skipped where it cannot."""
 
 import json
 import mmap
