@@ -11,7 +11,6 @@ import trio
 
 from kvfs.config import MIB
 
-
 # Requests of the usual size share it: clearing new memory for each costs as much as reading.
 _common = memoryview(bytearray(MIB))
 

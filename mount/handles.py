@@ -269,7 +269,7 @@ class OpenFiles:
             os.close(stage.fd)
         inode = self._node.meta.inode(version.ino)
         if inode is not None and inode.nlink and not inode.is_published:
-            log.error("inode %d was not published; its names are dropped", inode.ino)
+            log.info("inode %d was not published; its names are dropped", inode.ino)
             self._node.drop_files([inode.ino])
 
     def _add(self, version: Version, is_writer: bool) -> int:

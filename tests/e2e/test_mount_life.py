@@ -184,6 +184,23 @@ def test_read_ahead_is_raised(start_mount: StartMount) -> None:
         assert Path(f"/sys/class/bdi/{entry.device}/read_ahead_kb").read_text() == "2048\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's place")
+@pytest.mark.parametrize("allow_other", [False, True])
+def test_other_users(start_mount: StartMount, allow_other: bool) -> None:
+    mount = start_mount(
+        mountpoint=Path(f"/tmp/kvfs-test-{os.getpid()}"),
+        config=f"[mount]\nallow_other = {str(allow_other).lower()}\n",
+    )
+    (mount.mountpoint / "a").write_bytes(b"data")
+    os.chmod(mount.mountpoint / "a", 0o644)
+    code = f"import os; os.setuid(65534); print(open({str(mount.mountpoint / 'a')!r}).read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout == "data\n") is allow_other, done.stderr
+    assert ("Permission denied" in done.stderr) is not allow_other
+    mount.stop()
+    mount.mountpoint.rmdir()
+
+
 # The view -----------------------------------------------------------------------------------------
 def test_the_view_of_the_store(start_mount: StartMount) -> None:
     mount = start_mount()
