@@ -91,13 +91,15 @@ class _Job:
         with self._lock:
             return not self._is_shut and not self._is_behind_failure(chunk)
 
-    def finish_chunk(self, chunk: ChunkLoad, failure: Failure | None) -> None:
+    def finish_chunk(self, chunk: ChunkLoad, failure: Failure | None) -> bool:
+        """Whether it was the last."""
         with self._lock:
             self._left -= 1
             if failure is not None:
                 self._fail_from(chunk.chunk.token_start)
             if failure in (Failure.CORRUPT, Failure.FOREIGN):
                 self._suspects.add(chunk.chunk.hash)
+            return self._left == 0
 
     def shut(self) -> bool:
         """No more copies; True when this call did it and chunks were left."""
@@ -134,7 +136,7 @@ class _Job:
 
 class Loader:
     """Starts loads and hands out their outcomes. `submit`, `cancel` and `take_outcomes` are called
-    by the engine's thread and never block."""
+    by the engine's thread and never block; `wait` does, as long as it is told."""
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
         self._pool = ThreadPoolExecutor(threads, "kvfs-load")
+        self._ended = threading.Event()
         self._is_closed = False
 
     def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
@@ -170,8 +173,14 @@ class Loader:
         if job is not None and job.shut():
             self._counters.add(f"failed_loads.{Failure.CANCELLED}")
 
+    def wait(self, deadline_s: float) -> None:
+        """Return when a load ends, at the deadline, or when there is none."""
+        if self._jobs:
+            self._ended.wait(deadline_s)
+
     def take_outcomes(self) -> list[LoadOutcome]:
         """The loads that ended since the last call."""
+        self._ended.clear()
         now_s = time.monotonic()
         outcomes = []
         for job in self._jobs.values():
@@ -285,7 +294,8 @@ class Loader:
             self._counters.add("loaded_chunks")
         elif failure is not Failure.CANCELLED:
             self._counters.add(f"failed_loads.{failure}")
-        job.finish_chunk(load, failure)
+        if job.finish_chunk(load, failure):
+            self._ended.set()
 
 
 class _Countdown:

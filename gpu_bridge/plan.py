@@ -94,6 +94,7 @@ class StepPlan:
 
     `fenced`: saves whose blocks this step will write; they are copied or given up before it.
     `held`: finished requests whose blocks the engine keeps until these saves were copied.
+    `is_idle`: nothing is computed in this step.
     """
 
     place: Place | None = None
@@ -101,6 +102,7 @@ class StepPlan:
     saves: tuple[ChunkSave, ...] = ()
     fenced: tuple[int, ...] = ()
     held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    is_idle: bool = False
 
 
 def resolve_chunk_tokens(wanted: int | None, block_tokens: Sequence[int]) -> int:

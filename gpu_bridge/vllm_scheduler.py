@@ -213,6 +213,7 @@ class SchedulerSide:
             tuple(step.saves),
             tuple(sorted(fenced)),
             tuple(step.held),
+            is_idle=not output.num_scheduled_tokens,
         )
 
     def finish(self, request: Any, block_tables: Sequence[Sequence[int]]) -> bool:

@@ -30,6 +30,8 @@ from kvfs.config import (
 log = logging.getLogger(__name__)
 
 _SAVE_THREADS_MAX = 2
+# An engine with nothing to compute would step again at once, and take the GIL from the loads.
+_IDLE_WAIT_S = 0.001
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class WorkerSide:
             threads=min(_SAVE_THREADS_MAX, settings.threads),
         )  # fmt: skip
         self._has_one_group = len(geometry.groups) == 1
+        self._is_idle = False
         self._held: dict[str, set[int]] = {}
         self._failed_blocks: set[int] = set()
         self._suspects: set[bytes] = set()
@@ -106,6 +109,7 @@ class WorkerSide:
 
     def start_saves(self, plan: StepPlan) -> None:
         """Called when the step's work has been submitted to the device."""
+        self._is_idle = plan.is_idle
         if plan.saves and plan.place is not None:
             self._saver.submit(plan.place, plan.saves, self._copier.mark())
         for request_id, jobs in plan.held:
@@ -115,6 +119,8 @@ class WorkerSide:
         """What ended since the last step."""
         for request_id in finished:
             self._loader.cancel(request_id)
+        if self._is_idle:
+            self._loader.wait(_IDLE_WAIT_S)
         results = StepResults()
         for outcome in self._loader.take_outcomes():
             results.received.add(outcome.request_id)
