@@ -60,7 +60,11 @@ def test_a_model_with_sliding_windows_loads_only_what_its_windows_reach(
     engine.forget()
     whole = engine.ask_one(question[:-1], ANSWER_TOKENS)
     assert whole.cached == 5 * CHUNK_TOKENS
+
+    # An engine that ends saves what it still holds.
+    engine.ask_one(prompt_of(2 * CHUNK_TOKENS + 1, seed=2), 1)
     engine.stop()
+    assert sorted(parts(site)) == [(0, 0)] * 8 + [(1, 0)] * 8
     site.verify()
 
 
