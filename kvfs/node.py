@@ -21,25 +21,18 @@ import trio
 
 from kvfs import evict
 from kvfs.blobs import BlobDirectory
+from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
-from kvfs.meta.contract import (
-    ChunkInfo,
-    Inode,
-    MetaEngine,
-    Publication,
-    Renamed,
-    RenameMode,
-)
+from kvfs.meta.contract import Inode, MetaEngine, Renamed, RenameMode
 from kvfs.names import parse_chunk_path
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space, allocated_bytes
+from kvfs.stage import Content, Stage
 from kvfs.stored import digest_file, read_header
 
 log = logging.getLogger(__name__)
-
-VERIFIED_MAX = 262_144  # digests remembered as checked since the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +42,6 @@ class Change:
     parent: int
     name: bytes
     ino: int
-
-
-@dataclass(slots=True, eq=False)
-class Stage:
-    """A private file on its way to be a blob. Whoever staged it owns it and its descriptor until it
-    is published or discarded."""
-
-    directory: int
-    name: str
-    fd: int
-    reserved_bytes: int = 0
-    is_open: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A staged file with what it is to become: new content of an inode, or of a path."""
-
-    stage: Stage
-    digest: bytes
-    size_bytes: int
-    mtime_ns: int
-    ino: int = 0
-    path: bytes = b""
-    uid: int = 0
-    gid: int = 0
-    chunk: ChunkInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +96,7 @@ class Node:
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
         self._watchers: list[Callable[[Change], None]] = []
-        self._verified: dict[bytes, None] = {}
-        self._verifying: dict[bytes, trio.Event] = {}
+        self._checks = Checks()
         self._stamp_ns = 0
 
     # Names ---------------------------------------------------------------------------------------
@@ -230,22 +195,12 @@ class Node:
     async def check_content(self, digest: bytes, *, again: bool = False) -> None:
         """Read a blob whole and compare its digest, once since the start unless `again`; readers
         of one blob share one check. Raises `Corrupt` after quarantining it."""
-        while (running := self._verifying.get(digest)) is not None:
-            await running.wait()
-        if digest in self._verified and not again:
-            return
         blob = self.meta.blobs([digest])[0]
         directory = self.directories[blob.directory] if blob is not None else None
-        if blob is None or directory is None:
+        if directory is None:
             return
-        self._verifying[digest] = trio.Event()
-        try:
-            found = await trio.to_thread.run_sync(_digest_of_path, directory.blob_path(digest))
-        finally:
-            self._verifying.pop(digest).set()
-        if found == digest:
-            self._note_verified(digest)
-        elif found is not None:
+        path = directory.blob_path(digest)
+        if not await self._checks.is_right(digest, path, again=again):
             self.quarantine(digest, "its bytes changed since they were stored")
             raise Corrupt(digest.hex(), "its bytes changed since they were stored; quarantined")
 
@@ -262,16 +217,11 @@ class Node:
         self._lose(digest)
 
     def _lose(self, digest: bytes) -> None:
-        self._verified.pop(digest, None)
+        self._checks.forget(digest)
         lost = self.meta.lose(digest, self.now_ns())
         self.meta.forget([inode.ino for _, _, inode in lost if inode.ino not in self._held])
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)
-
-    def _note_verified(self, digest: bytes) -> None:
-        self._verified[digest] = None
-        if len(self._verified) > VERIFIED_MAX:
-            self._verified.pop(next(iter(self._verified)))
 
     def touch(self, inos: Sequence[int]) -> None:
         """Note a use, the first as the most recent."""
@@ -331,33 +281,27 @@ class Node:
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd)
         inode = self.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
-        self._note_verified(digest)
+        self._checks.note(digest)
         self._index_chunk(inode)
         return inode
 
     def publish(self, contents: Sequence[Content]) -> list[Inode]:
-        """Publish staged files, all in one transaction; descriptors stay open. See `_commit`."""
+        """Publish staged files, all in one transaction; descriptors stay open. Raises
+        `NamespaceError`; the stages are used up all the same."""
         for content in contents:
             assert content.stage.is_open
         now_ns = self.now_ns()
         places = self._place(contents)
         publications = [
-            Publication(
-                digest=content.digest,
-                size_bytes=content.size_bytes,
-                allocated_bytes=os.fstat(content.stage.fd).st_blocks * 512,
-                directory=places[content.digest],
-                mtime_ns=content.mtime_ns,
-                ino=content.ino,
-                path=content.path,
-                uid=content.uid,
-                gid=content.gid,
-                chunk=content.chunk,
-            )
+            content.publication(places[content.digest], os.fstat(content.stage.fd).st_blocks * 512)
             for content in contents
         ]
         self._stamp_ns = max(self._stamp_ns + len(contents), now_ns)
-        published = self.meta.publish(publications, self._stamp_ns)
+        try:
+            published = self.meta.publish(publications, self._stamp_ns)
+        except NamespaceError:
+            self._displace(places)
+            raise
         for content, result in zip(contents, published, strict=True):
             self.counters.published_files += 1
             self.counters.published_bytes += content.size_bytes
@@ -391,13 +335,24 @@ class Node:
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
-                self._verified.pop(content.digest, None)
+                self._checks.forget(content.digest)
                 places[content.digest] = stage.directory
             else:
                 self.counters.deduplicated_bytes += content.size_bytes
                 directory.discard(stage.name)
             self._end_stage(stage)
         return places
+
+    def _displace(self, places: dict[bytes, int]) -> None:
+        """Nothing was published: take away the files that nothing points to."""
+        known = self.meta.blobs(list(places))
+        orphans = [d for d, blob in zip(places, known, strict=True) if blob is None]
+        for digest in orphans:
+            directory = self.directories[places[digest]]
+            path = directory.trash(digest) if directory is not None else None
+            if path is not None:
+                os.unlink(path)
+        self.meta.bury(orphans)
 
     def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:
         directory = self.directories[index]
@@ -464,18 +419,6 @@ class Node:
         assert present
         inodes = self.meta.usage().inodes
         return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
-
-
-def _digest_of_path(path: str) -> bytes | None:
-    """The digest of a file's bytes; None when it is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        return digest_file(fd)[1]
-    finally:
-        os.close(fd)
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:

@@ -17,7 +17,8 @@ from kvfs.config import (
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo, Inode
 from kvfs.names import check_path
-from kvfs.node import Content, Node, Stage
+from kvfs.node import Node
+from kvfs.stage import Content, Stage
 from kvfs.status import status_of
 from kvfs.upkeep import collect_garbage, rebuild
 from kvfs.wire import (

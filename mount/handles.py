@@ -42,7 +42,8 @@ from kvfs.config import (
 )
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
-from kvfs.node import Node, Stage
+from kvfs.node import Node
+from kvfs.stage import Stage
 from mount.content import OpenBytes, write_whole
 from mount.numbers import Numbers
 from mount.passthrough import BackingIds

@@ -143,6 +143,19 @@ def test_a_bad_publication_is_refused_and_changes_nothing(
         assert client.status()["blobs"] == 0
 
 
+def test_a_publication_that_fails_leaves_nothing(start_node) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        store_bytes(client, b"directory/file", b"there")
+        with pytest.raises(NamespaceError):
+            store_bytes(client, b"directory", b"in the way")
+        assert client.lookup([b"directory/file"]) == [5]
+        assert client.gc() == {"staging_files": 0, "orphan_blobs": 0, "orphan_bytes": 0}
+        store_bytes(client, b"other", b"in the way")
+        assert load_bytes(client, b"other") == b"in the way"
+    assert os.listdir(node.store / "staging") == []
+
+
 def test_a_vanished_client_leaves_nothing(start_node) -> None:
     node = start_node()
     with Client(node.store) as client:

@@ -1,0 +1,55 @@
+"""Which blobs were found whole since the node started, and the reading that finds it."""
+
+import os
+
+import trio
+
+from kvfs.config import VERIFIED_MAX
+from kvfs.stored import digest_file
+
+
+class Checks:
+    """Digests of blobs that were read whole and are right. Bounded: the oldest are forgotten, and
+    checked again when they are opened."""
+
+    def __init__(self) -> None:
+        self._right: dict[bytes, None] = {}
+        self._running: dict[bytes, trio.Event] = {}
+
+    def note(self, digest: bytes) -> None:
+        """These bytes were hashed just now."""
+        self._right[digest] = None
+        if len(self._right) > VERIFIED_MAX:
+            self._right.pop(next(iter(self._right)))
+
+    def forget(self, digest: bytes) -> None:
+        """The file under this digest is another one, or none."""
+        self._right.pop(digest, None)
+
+    async def is_right(self, digest: bytes, path: str, *, again: bool) -> bool:
+        """Whether a blob's file has the bytes of its digest, read once unless `again`. Who asks
+        while it is read waits for that. A file that is gone is not wrong."""
+        while (running := self._running.get(digest)) is not None:
+            await running.wait()
+        if digest in self._right and not again:
+            return True
+        self._running[digest] = trio.Event()
+        try:
+            found = await trio.to_thread.run_sync(_digest_of_path, path)
+        finally:
+            self._running.pop(digest).set()
+        if found == digest:
+            self.note(digest)
+        return found is None or found == digest
+
+
+def _digest_of_path(path: str) -> bytes | None:
+    """The digest of a file's bytes; None when it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return digest_file(fd)[1]
+    finally:
+        os.close(fd)

@@ -1,0 +1,47 @@
+"""Files on their way to be blobs, and what they are to become."""
+
+from dataclasses import dataclass
+
+from kvfs.meta.contract import ChunkInfo, Publication
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """A private file on its way to be a blob. Whoever staged it owns it and its descriptor until it
+    is published or discarded."""
+
+    directory: int
+    name: str
+    fd: int
+    reserved_bytes: int = 0
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A staged file with what it is to become: new content of an inode, or of a path."""
+
+    stage: Stage
+    digest: bytes
+    size_bytes: int
+    mtime_ns: int
+    ino: int = 0
+    path: bytes = b""
+    uid: int = 0
+    gid: int = 0
+    chunk: ChunkInfo | None = None
+
+    def publication(self, directory: int, allocated_bytes: int) -> Publication:
+        """The same for the metadata, with where the bytes lie and what they take there."""
+        return Publication(
+            digest=self.digest,
+            size_bytes=self.size_bytes,
+            allocated_bytes=allocated_bytes,
+            directory=directory,
+            mtime_ns=self.mtime_ns,
+            ino=self.ino,
+            path=self.path,
+            uid=self.uid,
+            gid=self.gid,
+            chunk=self.chunk,
+        )
