@@ -12,6 +12,9 @@ The type is bfloat16 where the CPU multiplies it, float32 where it would only em
 cold run would flatter every cache. Whether the answers equal those without a cache is checked in
 float32, in a round of its own where the timing is in bfloat16.
 
+On a machine that others use, a team of compute threads waits for its slowest, and figures mean
+little: --threads 1 makes them steadier, at the price of a slower cold run.
+
 Needs root to drop the page cache, and .envs/vllm. Starts an engine 11 times for 3 rounds, about 20
 seconds each on a quiet machine with 2 cores.
 """
@@ -154,7 +157,16 @@ def wait_serving(store: Path, node: "subprocess.Popen[bytes]") -> None:
     raise RuntimeError(f"kvfs serve does not answer:\n{said[-3000:]}")
 
 
-def live(system: System, dtype: str, log: Path, warm_seed: int) -> list[Answer]:
+def threads_environment(threads: int | None) -> dict[str, str]:
+    """Has an engine compute with so many threads; None: as vLLM chooses."""
+    if threads is None:
+        return {}
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+
+
+def live(
+    system: System, dtype: str, threads: int | None, log: Path, warm_seed: int
+) -> list[Answer]:
     """One life of an engine. RuntimeError with the end of its log when it does not get through."""
     command: list[object] = [PYTHON, ROOT / "scripts" / "vllm_restart.py", MODEL, "--dtype", dtype]
     command += ["--tokens", PROMPT_TOKENS, "--seeds", *PROMPT_SEEDS, "--warm-seed", warm_seed]
@@ -167,7 +179,12 @@ def live(system: System, dtype: str, log: Path, warm_seed: int) -> list[Answer]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                **OFFLINE,
+                **threads_environment(threads),
+                "PYTHONPATH": str(ROOT),
+            },
             start_new_session=True,
         )
         try:
@@ -199,18 +216,18 @@ def end_group(pid: int) -> None:
         pass  # nothing is
 
 
-def measure(scratch: Path, dtype: str, rounds: int) -> list[System]:
+def measure(scratch: Path, dtype: str, threads: int | None, rounds: int) -> list[System]:
     """Fill both caches, then take turns. Removes what vLLM's tier leaves in shared memory."""
     systems = systems_below(scratch)
     log = scratch / "engine.log"
     try:
         for system in systems[1:]:
             progress(f"{dtype}: {system.name} stores")
-            live(system, dtype, log, warm_seed=100)
+            live(system, dtype, threads, log, warm_seed=100)
         for number in range(rounds):
             for turn in range(len(systems)):
                 system = systems[(turn + number) % len(systems)]
-                life = live(system, dtype, log, warm_seed=1000 + number)
+                life = live(system, dtype, threads, log, warm_seed=1000 + number)
                 system.lives.append(life)
                 said = " ".join(
                     f"{answer.first_token_s:.3f} s ({answer.cached_tokens} hit)" for answer in life
@@ -232,7 +249,9 @@ def timing_type() -> str:
     return "bfloat16" if words & BFLOAT16_FLAGS else EXACT_TYPE
 
 
-def report(timed: list[System], exact: list[System], dtype: str) -> dict[str, Any]:
+def report(
+    timed: list[System], exact: list[System], dtype: str, threads: int | None
+) -> dict[str, Any]:
     """The figures, ready for JSON."""
     cold, fs, kvfs = timed
     expected = [answer.tokens for answer in exact[0].lives[0]]
@@ -261,6 +280,7 @@ def report(timed: list[System], exact: list[System], dtype: str) -> dict[str, An
             "prompts": len(PROMPT_SEEDS),
             "rounds": len(cold.lives),
             "cpus": os.cpu_count(),
+            "threads": threads or "as vLLM chooses",
             "load_average": round(os.getloadavg()[1], 1),
             "is_page_cache_dropped": all(answer.is_page_cache_dropped for answer in every),
         },
@@ -294,8 +314,10 @@ def show(figures: dict[str, Any], directory: Path) -> None:
         f"Time to first token after a restart: {PROMPT_TOKENS} tokens, {HIT_TOKENS} stored\n"
         f"  {setup['rounds']} restarts of each system in turns, {setup['prompts']} prompts each;"
         f" page cache {drop} before each prompt\n"
-        f"  {setup['model']}, {setup['dtype']}, vLLM on {setup['cpus']} CPUs"
-        f" (load {setup['load_average']}), both caches on the disk of {directory}\n"
+        f"  {setup['model']}, {setup['dtype']}, both caches on the disk of"
+        f" {directory}\n"
+        f"  {setup['cpus']} CPUs, load {setup['load_average']}, compute threads:"
+        f" {setup['threads']}\n"
         f"  every engine a new process that answered one other prompt; answers compared in"
         f" {EXACT_TYPE}\n"
         f"  fs tier: vLLM's, {FS_MEMORY_BYTES >> 20} MiB of memory before it, memcpy worker\n"
@@ -322,21 +344,24 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", type=Path, help="on the disk to measure; default: /tmp's")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default=timing_type())
+    parser.add_argument("--threads", type=int, help="that compute; default: as vLLM chooses")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not PYTHON.exists():
         sys.exit("bench_vllm: run scripts/setup main vllm first")
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    if arguments.rounds < 1 or (arguments.threads is not None and arguments.threads < 1):
+        parser.error("--rounds and --threads must be at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     builder = ROOT / "scripts" / "build_demo_model.py"
     subprocess.run([PYTHON, builder, MODEL], check=True, stdout=sys.stderr, timeout=300)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="kvfs-bench-") as scratch:
-        timed = measure(Path(scratch) / "timed", arguments.dtype, arguments.rounds)
+        timed = measure(
+            Path(scratch) / "timed", arguments.dtype, arguments.threads, arguments.rounds
+        )
         exact = timed
         if arguments.dtype != EXACT_TYPE:
-            exact = measure(Path(scratch) / "exact", EXACT_TYPE, 1)
-        figures = report(timed, exact, arguments.dtype)
+            exact = measure(Path(scratch) / "exact", EXACT_TYPE, arguments.threads, 1)
+        figures = report(timed, exact, arguments.dtype, arguments.threads)
         directory = Path(scratch).parent
     if arguments.json:
         print(json.dumps(figures))

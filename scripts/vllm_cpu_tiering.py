@@ -13,6 +13,7 @@ promotion, files and thread pools are vLLM's, unchanged.
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -45,7 +46,8 @@ class CpuTieringSpec(TieringOffloadingSpec):
 
 class MemcpyWorker(OffloadingWorker):
     """Copies at once, in the engine's thread: a transfer has ended when it was submitted, so that
-    its request never waits for a further step. Owns `region`."""
+    its request never waits for a further step. numpy copies: torch would start a team of
+    threads, which on a busy machine waits for its slowest. Owns `region`."""
 
     def __init__(
         self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_chunk: int
@@ -53,14 +55,16 @@ class MemcpyWorker(OffloadingWorker):
         self._region = region
         self._blocks_per_chunk = blocks_per_chunk
         self._group_refs = kv_caches.group_data_refs
-        self._blocks: list[torch.Tensor] = []  # one row a block
-        self._chunks: list[torch.Tensor] = []  # one row a chunk, blocks_per_chunk blocks wide
+        self._blocks: list[np.ndarray] = []  # one row a block
+        self._chunks: list[np.ndarray] = []  # one row a chunk, blocks_per_chunk blocks wide
         self._block_bytes: list[int] = []
         for cache in kv_caches.tensors:
             size_bytes = cache.page_size_bytes
             self._block_bytes.append(size_bytes)
-            self._blocks.append(cache.tensor.view(torch.int8).view(-1, size_bytes))
-            self._chunks.append(region.create_next_worker_view(size_bytes * blocks_per_chunk))
+            blocks = cache.tensor.view(torch.int8).view(-1, size_bytes)
+            chunks = region.create_next_worker_view(size_bytes * blocks_per_chunk)
+            self._blocks.append(blocks.numpy())
+            self._chunks.append(chunks.numpy())
         self._ended: list[TransferResult] = []
 
     def submit_store(
@@ -124,8 +128,8 @@ class MemcpyWorker(OffloadingWorker):
                 block = blocks[block_id, : ref.page_size_bytes]
                 stored = chunks[chunk_id, begin : begin + ref.page_size_bytes]
                 if is_store:
-                    stored.copy_(block)
+                    stored[:] = block
                 else:
-                    block.copy_(stored)
+                    block[:] = stored
                 copied_bytes += ref.page_size_bytes
         return copied_bytes
