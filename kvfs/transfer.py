@@ -1,14 +1,18 @@
 """Whole files between descriptors and the caller's memory, by the shortest way.
 
-Reading takes what memory has already (RWF_NOWAIT) and the rest straight from the disk (O_DIRECT),
-writing goes straight to the disk: a chunk is read or written once and would only push other pages
-out. Where a file system or a buffer does not allow it, the page cache serves. Calls release the
-GIL; several threads keep a disk busy.
+Reading goes straight from the disk (O_DIRECT) unless memory has the whole file already, writing
+straight to it: a chunk is read or written once and would only push other pages out. Where a file
+system or a buffer does not allow it, the page cache serves. Calls release the GIL; several threads
+keep a disk busy.
+
+Whether memory has a file is asked of the kernel (cachestat), not tried: a buffered read that finds
+nothing, RWF_NOWAIT included, starts to read ahead, megabytes of what is then read once more.
 
 Buffers are the caller's, before, during and after. Those that begin at a page boundary and have
 room up to the next multiple of 4096 behind the last byte need no detour; `allocate` makes such.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -20,6 +24,9 @@ from kvfs.errors import Corrupt
 
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+_CACHESTAT = 451  # since Linux 6.5, on x86-64 and Arm alike
+_syscall = ctypes.CDLL(None).syscall
+_syscall.restype = ctypes.c_long
 
 
 def allocate(size_bytes: int) -> memoryview:
@@ -45,33 +52,25 @@ def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -
 def read_into(fd: int, memory: memoryview, size_bytes: int) -> int:
     """Read `size_bytes` from the start of a file into `memory`; how many there were."""
     assert len(memory) >= size_bytes
-    done = _read_cached(fd, memory, size_bytes)
-    if size_bytes - done >= _DIRECT_BYTES_MIN:
-        done = _read_direct(fd, memory, size_bytes, done // PAGE_BYTES * PAGE_BYTES)
+    done = 0
+    if size_bytes >= _DIRECT_BYTES_MIN and not _is_cached(fd, size_bytes):
+        done = _read_direct(fd, memory, size_bytes)
     while done < size_bytes and (count := os.preadv(fd, [memory[done:size_bytes]], done)):
         done += count
     return done
 
 
-def _read_cached(fd: int, memory: memoryview, size_bytes: int) -> int:
-    """What the page cache has from the start of the file without a gap; how many bytes."""
+def _is_cached(fd: int, size_bytes: int) -> bool:
+    """Whether the page cache has all of the file; False where the kernel does not tell."""
+    whole = (ctypes.c_uint64 * 2)(0, size_bytes)
+    pages = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
+    refused = _syscall(ctypes.c_long(_CACHESTAT), ctypes.c_long(fd), whole, pages, ctypes.c_long(0))
+    return not refused and pages[0] >= -(-size_bytes // mmap.PAGESIZE)
+
+
+def _read_direct(fd: int, memory: memoryview, size_bytes: int) -> int:
+    """Read from the start, past the page cache; where it got to, 0 if refused."""
     done = 0
-    try:
-        while done < size_bytes:
-            count = os.preadv(fd, [memory[done:size_bytes]], done, os.RWF_NOWAIT)
-            if count == 0:
-                break
-            done += count
-    except BlockingIOError:
-        return done
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-    return done
-
-
-def _read_direct(fd: int, memory: memoryview, size_bytes: int, done: int) -> int:
-    """Read on from a page boundary, past the page cache; where it got to, `done` if refused."""
     end = min(_rounded_up(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
     if not _set_direct(fd, True):
         return done
