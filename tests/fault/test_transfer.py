@@ -1,6 +1,8 @@
 """The raw data path on real file systems: whatever is cached, aligned or full, bytes are right."""
 
+import ctypes
 import errno
+import mmap
 import os
 import random
 from pathlib import Path
@@ -62,6 +64,29 @@ def test_a_file_that_memory_has_in_part_is_read_whole(directory: Path, cached_fr
     assert read_into(fd, memory, len(data)) == len(data)
     assert memory[: len(data)] == data
     os.close(fd)
+
+
+def test_reading_a_cold_file_leaves_the_page_cache_cold(tmp_path: Path) -> None:
+    fd = write_file(tmp_path / "file", bytes(4 * 1024 * 1024))
+    forget_cached(fd)
+    if cached_pages(fd):
+        pytest.skip("the temporary directory lies in memory")
+    read_into(fd, allocate(4 * 1024 * 1024), 4 * 1024 * 1024)
+    assert cached_pages(fd) == 0
+    os.close(fd)
+
+
+def cached_pages(fd: int) -> int:
+    """How many pages of a file the page cache has, as mincore sees it."""
+    size_bytes = os.fstat(fd).st_size
+    flags = mmap.PROT_READ | mmap.PROT_WRITE  # of a private view, which ctypes can point to
+    with mmap.mmap(fd, size_bytes, mmap.MAP_PRIVATE, flags) as view:
+        pages = (ctypes.c_ubyte * (size_bytes // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(view)
+        refused = ctypes.CDLL(None).mincore(ctypes.byref(start), ctypes.c_size_t(size_bytes), pages)
+        del start
+    assert refused == 0
+    return sum(page & 1 for page in pages)
 
 
 def test_a_short_file_and_changed_bytes_are_corrupt(directory: Path) -> None:

@@ -132,6 +132,21 @@ def test_safetensors_reads_metadata_and_mixed_tensors(tmp_path: Path) -> None:
     assert metadata["token_ids"].split() == [str(token) for token in HEADER.token_ids or ()]
 
 
+def test_the_documented_reader_reads(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(text.split("```python")[1].split("```")[0], names)
+    path = tmp_path / "x.safetensors"
+    data = _file(HEADER)
+    path.write_bytes(data)
+    metadata, tensors = names["read_chunk"](path)
+    assert metadata["key"] == HEADER.key
+    assert tensors == {
+        "k": ("F32", [2, 3], data[PAGE_BYTES : PAGE_BYTES + 24]),
+        'v"\n': ("U8", [5], data[PAGE_BYTES + 24 :]),
+    }
+
+
 BAD_FIELDS: list[dict[str, Any]] = [
     {"model": ""},
     {"model": "\ud800"},
