@@ -243,7 +243,9 @@ def show_first_result(mountpoint: Path, store: Path, tokens: int) -> None:
     )
     if hit["cached_tokens"] + CHUNK_TOKENS < tokens:
         raise CannotRun(f"the second vLLM did not find its prompt; see {DEMO}/second-engine.log")
-    say(f"  that is {hit_s / cold_s:.1%} of the time")
+    if hit["tokens"] != cold["tokens"]:
+        raise CannotRun(f"the two answers differ, which is a defect of kvfs; see {DEMO}")
+    say(f"  that is {hit_s / cold_s:.1%} of the time, with the same answer (float32)")
     say("")
     say("Which prefixes are cached (kvfs prefixes):")
     say("")
