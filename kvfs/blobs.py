@@ -128,6 +128,10 @@ class BlobDirectory:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
         return (self._fanout_directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
 
+    def has_blobs(self) -> bool:
+        """Whether anything was ever stored here."""
+        return self._fanout_directories > 0
+
     # Staging -------------------------------------------------------------------------------------
     def stage(self) -> StagedFile:
         """Make an empty private file, open for reading and writing."""

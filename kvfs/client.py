@@ -173,7 +173,7 @@ class Client:
 
     def report_corrupt(self, digest: bytes) -> bool:
         """Have the node check a blob again; True when it was bad and is quarantined."""
-        return bool(self._call("report_corrupt", digest, deadline_s=_LONG_DEADLINE_S)[0])
+        return bool(self._call("report_corrupt", digest)[0])
 
     def touch(self, paths: Sequence[bytes]) -> None:
         """Note a use without opening."""

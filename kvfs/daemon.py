@@ -5,6 +5,7 @@ process gets its orders on standard input, its log as standard output and error,
 it says that it is ready, or why it cannot be. Whoever starts it waits for that.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -124,11 +125,15 @@ def take_orders() -> Any:
 
 def tell_ready() -> None:
     """Let whoever waits for us go on."""
-    os.write(READY_FD, _READY)
-    os.close(READY_FD)
+    _answer(_READY)
 
 
 def tell_failure(message: str) -> None:
     """Say in one line why we cannot serve."""
-    os.write(READY_FD, message.encode("utf-8", "backslashreplace")[:_ANSWER_BYTES_MAX])
+    _answer(message.encode("utf-8", "backslashreplace")[:_ANSWER_BYTES_MAX])
+
+
+def _answer(data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who waited for us has gone; we go on
+        os.write(READY_FD, data)
     os.close(READY_FD)

@@ -2,15 +2,15 @@
 
 `running` is what `kvfs mount` and `kvfs serve` have in common. A store whose machine went down
 while a node ran has metadata that no one vouches for (LMDB does not sync each transaction): it is
-dropped, and the names of chunk files are rebuilt from their headers. A killed process costs
-nothing.
+set aside, like a damaged one, and the names of chunk files are rebuilt from their headers. A killed
+process costs nothing.
 """
 
 import json
 import logging
 import os
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config, DirectoryConfig
 from kvfs.errors import InvalidInput
 from kvfs.local import serve_clients
-from kvfs.meta.lmdb import LmdbEngine
+from kvfs.meta.lmdb import LmdbEngine, find_damage
 from kvfs.node import Node
-from kvfs.upkeep import rebuild
+from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,20 @@ async def running(config: Config) -> AsyncIterator[Node]:
     with ExitStack() as stack:
         directories = _open_directories(config, stack)
         meta = config.home / "meta"
-        suspect = _is_suspect(meta)
-        if suspect:
-            _drop_metadata(meta)
+        distrust = _find_distrust(meta)
+        if distrust is not None:
+            _set_metadata_aside(meta)
+        else:
+            _mark_running(meta)
         engine = LmdbEngine.open(meta, root_uid=os.geteuid(), root_gid=os.getegid())
         stack.callback(engine.close)
-        _mark_running(meta)
         node = Node(config, directories, engine)
         recover(node)
-        if suspect:
-            log.warning("the machine stopped while a node ran: rebuilding names from chunk files")
-            log.info("rebuilt %d names", await rebuild(node))
+        if distrust is not None or (engine.is_new and _has_blobs(directories)):
+            reason = distrust or "there are blobs without metadata"
+            log.warning("%s: rebuilding names from chunk files", reason)
+            log.info("rebuilt %d names; %s", await rebuild(node), await collect_garbage(node))
+            _mark_running(meta)  # not before: a rebuild that is cut short begins again
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
@@ -141,14 +144,30 @@ def _reopen(store_id: str, path: Path) -> BlobDirectory | None:
     return directory
 
 
-def _is_suspect(meta: Path) -> bool:
-    """Whether the machine went down while a node wrote this metadata."""
+def _has_blobs(directories: Sequence[BlobDirectory | None]) -> bool:
+    return any(directory is not None and directory.has_blobs() for directory in directories)
+
+
+def _find_distrust(meta: Path) -> str | None:
+    """Why the metadata may not be trusted, in words for people; None when it may."""
     mark = meta / "running"
-    return mark.exists() and mark.read_text(encoding="utf-8") != _boot_id()
+    if mark.exists() and mark.read_text(encoding="utf-8") != _boot_id():
+        return "the machine stopped while a node ran"
+    return find_damage(meta)
 
 
 def _mark_running(meta: Path) -> None:
-    (meta / "running").write_text(_boot_id(), encoding="utf-8")
+    """Say so on the disk, before anything else is written there."""
+    fd = os.open(meta / "running", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(_boot_id())
+        file.flush()
+        os.fsync(fd)
+    directory = os.open(meta, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _mark_clean(meta: Path) -> None:
@@ -159,9 +178,11 @@ def _boot_id() -> str:
     return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
-def _drop_metadata(meta: Path) -> None:
-    for name in ("data.mdb", "lock.mdb"):
-        (meta / name).unlink(missing_ok=True)
+def _set_metadata_aside(meta: Path) -> None:
+    """Keep the last database that was not trusted for a person to look at."""
+    if (meta / "data.mdb").exists():
+        (meta / "data.mdb").replace(meta / "data.mdb.distrusted")
+    (meta / "lock.mdb").unlink(missing_ok=True)
 
 
 async def _sync_always(node: Node) -> None:

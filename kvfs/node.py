@@ -291,17 +291,23 @@ class Node:
         for content in contents:
             assert content.stage.is_open
         now_ns = self.now_ns()
-        places = self._place(contents)
+        places: dict[bytes, int] = {}
+        try:
+            return self._publish(contents, places, now_ns)
+        except BaseException:
+            self._displace(places)
+            raise
+
+    def _publish(
+        self, contents: Sequence[Content], places: dict[bytes, int], now_ns: int
+    ) -> list[Inode]:
+        self._place(contents, places)
         publications = [
             content.publication(places[content.digest], os.fstat(content.stage.fd).st_blocks * 512)
             for content in contents
         ]
         self._stamp_ns = max(self._stamp_ns + len(contents), now_ns)
-        try:
-            published = self.meta.publish(publications, self._stamp_ns)
-        except NamespaceError:
-            self._displace(places)
-            raise
+        published = self.meta.publish(publications, self._stamp_ns)
         for content, result in zip(contents, published, strict=True):
             self.counters.published_files += 1
             self.counters.published_bytes += content.size_bytes
@@ -312,10 +318,10 @@ class Node:
         self.reclaim.reap()
         return [result.inode for result in published]
 
-    def _place(self, contents: Sequence[Content]) -> dict[bytes, int]:
-        """Bring each staged file under its digest, or drop it where equal bytes lie already; the
-        directory of each digest. Intents first: a crash from here to `publish` is recovered."""
-        places: dict[bytes, int] = {}
+    def _place(self, contents: Sequence[Content], places: dict[bytes, int]) -> None:
+        """Bring each staged file under its digest, or drop it where equal bytes lie already; notes
+        the directory of each digest. Intents first: a crash from here to the end of the publication
+        is recovered."""
         known = self.meta.blobs([content.digest for content in contents])
         for content, blob in zip(contents, known, strict=True):
             if blob is not None and self._is_present(
@@ -335,13 +341,12 @@ class Node:
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
-                self._checks.forget(content.digest)
                 places[content.digest] = stage.directory
+                self._checks.forget(content.digest)
             else:
                 self.counters.deduplicated_bytes += content.size_bytes
                 directory.discard(stage.name)
             self._end_stage(stage)
-        return places
 
     def _displace(self, places: dict[bytes, int]) -> None:
         """Nothing was published: take away the files that nothing points to."""

@@ -49,6 +49,8 @@ class Reclaim:
                 f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
             )
         async with self._lock:
+            if extra_bytes > self._space.room_bytes(index) + self._space.evictable_bytes(index):
+                raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
             while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
                 if self._space.trash_bytes(index):
                     await self._wait_removed()
@@ -86,8 +88,10 @@ class Reclaim:
     async def _wait_removed(self) -> None:
         removed = self._removed
         self._wake.set()
-        with trio.fail_after(_UNLINK_DEADLINE_S):
+        with trio.move_on_after(_UNLINK_DEADLINE_S) as scope:
             await removed.wait()
+        if scope.cancelled_caught:
+            raise OutOfSpace("the disk does not come to removing what was evicted")
 
 
 def _unlink_all(paths: Sequence[str]) -> None:
@@ -96,3 +100,5 @@ def _unlink_all(paths: Sequence[str]) -> None:
             os.unlink(path)
         except FileNotFoundError:
             log.debug("%s was gone already", path)
+        except OSError as error:
+            log.warning("%s cannot be removed, the next start will: %s", path, error)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from kvfs.config import (
     DESCRIPTORS_PER_MESSAGE_MAX,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo, Inode
 from kvfs.names import check_path
 from kvfs.node import Node
@@ -40,7 +41,8 @@ class Session:
     uid: int
     gid: int
     stages: dict[int, Stage] = field(default_factory=dict)
-    serial: int = 0
+    # Begins anywhere, so that a token of an earlier connection is none of this one's.
+    serial: int = field(default_factory=lambda: secrets.randbits(48))
 
     def close(self) -> None:
         """Drop what the client left unfinished."""
@@ -125,10 +127,11 @@ async def _stage(session: Session, arguments: list[Any], descriptors: list[int])
             session.stages[session.serial] = stage
             tokens.append(session.serial)
             await node.reserve(stage, size_bytes)
-    except KvfsError:
+        for token in tokens:
+            descriptors.append(os.dup(session.stages[token].fd))
+    except BaseException:
         _drop_stages(session, tokens)
         raise
-    descriptors += [os.dup(session.stages[token].fd) for token in tokens]
     return tokens
 
 
@@ -224,6 +227,8 @@ async def _list(session: Session, arguments: list[Any], descriptors: list[int]) 
 
 async def _children(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     namespace, parent, after, limit = arguments
+    if not 0 <= after < 2**63:
+        raise InvalidInput("after", f"{after} is no inode number")
     node = session.node
     found = node.meta.children(_directory(node, namespace).ino, parent, after, _limit(limit))
     return [pack_chunk_entry(entry) for entry in found]

@@ -3,6 +3,7 @@
 The sum of these never exceeds `max_bytes`, and `min_free` of the file system stays free.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,11 +51,12 @@ class Space:
         return used + (self.meta_bytes() if index == 0 else 0)
 
     def meta_bytes(self) -> int:
-        """The metadata file of the first directory."""
-        try:
-            return os.stat(self._meta_file).st_blocks * 512
-        except FileNotFoundError:
-            return 0
+        """The metadata file of the first directory, and one that was set aside."""
+        total = 0
+        for file in (self._meta_file, self._meta_file.with_suffix(".mdb.distrusted")):
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(file).st_blocks * 512
+        return total
 
     def staging_bytes(self, index: int) -> int:
         return self._loads[index].reserved_bytes
@@ -71,6 +73,12 @@ class Space:
         room = directory.free_bytes() - directory.min_free_bytes() - load.reserved_bytes
         limit = directory.limit_bytes()
         return room if limit is None else min(room, limit - self.used_bytes(index))
+
+    def evictable_bytes(self, index: int) -> int:
+        """How much more room there is when everything that is stored has gone."""
+        allocated = self._usage().allocated_bytes
+        stored = allocated[index] if index < len(allocated) else 0
+        return stored + self._loads[index].trash_bytes
 
     def fits_ever(self, index: int, size_bytes: int) -> bool:
         """Whether a file of this size could be held by an otherwise empty directory."""

@@ -30,7 +30,7 @@ class Collected:
 async def collect_garbage(node: Node) -> Collected:
     """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's."""
     staging = orphans = orphan_bytes = 0
-    for directory in node.directories:
+    for index, directory in enumerate(node.directories):
         if directory is None:
             continue
         staging += directory.purge_staging()
@@ -38,8 +38,9 @@ async def collect_garbage(node: Node) -> Collected:
         while batch := await trio.to_thread.run_sync(_next_batch, batches):
             known = node.meta.blobs([digest for digest, _ in batch])
             for (digest, size_bytes), blob in zip(batch, known, strict=True):
-                if blob is None and (path := directory.trash(digest)) is not None:
-                    os.unlink(path)
+                is_used = blob is not None and blob.directory == index
+                if not is_used and (path := directory.trash(digest)) is not None:
+                    await trio.to_thread.run_sync(os.unlink, path)
                     orphans += 1
                     orphan_bytes += size_bytes
     return Collected(staging, orphans, orphan_bytes)

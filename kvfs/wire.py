@@ -88,7 +88,7 @@ class FrameDecoder:
 def _unpack(body: bytes) -> Any:
     try:
         return msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise InvalidInput("frame", f"is no msgpack: {error}") from error
 
 

@@ -17,14 +17,19 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from heapq import merge
 from itertools import islice
 from pathlib import Path
 
 import lmdb
 
-from kvfs.config import META_BYTES_MAX, META_DIRECTORIES_CACHED_MAX, META_READERS_MAX
+from kvfs.config import (
+    META_BYTES_MAX,
+    META_DIRECTORIES_CACHED_MAX,
+    META_READERS_MAX,
+    PAGE_BYTES,
+)
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
 from kvfs.meta import content, records, tree
 from kvfs.meta.batch import Batch
@@ -58,6 +63,7 @@ class LmdbEngine:
         self._env = env
         self._tables = tables
         self._cache = InodeCache()
+        self.is_new = False  # made by this `open`
         # Path of a directory -> where its entries begin; emptied when a directory moves or goes.
         self._directories: dict[bytes, bytes] = {b"": pack_ordered(ROOT_INO)}
 
@@ -105,7 +111,9 @@ class LmdbEngine:
         except BaseException:
             env.close()
             raise
-        return cls(env, tables)
+        engine = cls(env, tables)
+        engine.is_new = is_new
+        return engine
 
     def close(self) -> None:
         """Close the database; it is not synced."""
@@ -189,7 +197,9 @@ class LmdbEngine:
                 raw = view.txn.get(prefix + name)
                 if raw is None:
                     return records.NO_DIRECTORY
-                # No file has entries, so it need not be told from a directory here.
+                inode = view.inode(records.dirent_ino(raw))
+                if not inode.is_directory:
+                    return records.NO_DIRECTORY  # not remembered: a directory may take the name
                 prefix = records.entries_prefix(raw)
             directories[path] = prefix
         return prefix
@@ -377,6 +387,32 @@ class LmdbEngine:
         with self._reading() as view:
             state = view.state()
         return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
+
+
+def find_damage(directory: Path) -> str | None:
+    """Why a database file cannot be used, found without touching pages that are not there (which
+    would end the process); None when it is whole as far as a look shows, or missing."""
+    file = directory / "data.mdb"
+    if not file.exists():
+        return None
+    size_bytes = file.stat().st_size
+    if size_bytes < 2 * PAGE_BYTES:
+        return f"{file} is cut short"
+    try:
+        with lmdb.open(
+            str(directory), readonly=True, lock=False, max_dbs=TABLES_MAX, map_size=META_BYTES_MAX
+        ) as env:
+            if (env.info()["last_pgno"] + 1) * env.stat()["psize"] > size_bytes:
+                return f"{file} is cut short"
+            with env.begin() as txn:
+                txn.stat()
+                for table in fields(Tables):
+                    env.open_db(table.name.encode(), txn=txn, create=False)
+    except lmdb.NotFoundError:
+        return None  # a table is missing: another version, about which `open` says more
+    except lmdb.Error as error:
+        return f"{file} is damaged ({error})"
+    return None
 
 
 def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", directory: Path) -> bool:

@@ -74,6 +74,17 @@ class MetaSuite:
         assert meta.paths_of(ROOT_INO) == [b""]
         assert meta.usage() == Usage(1, 0, 0, ())
 
+    def test_a_directory_may_take_the_name_of_a_file_that_was_looked_below(
+        self, meta: MetaEngine
+    ) -> None:
+        self.file(meta, b"f")
+        assert meta.resolve([b"f/x"]) == [None]
+        assert meta.sizes([b"f/x"]) == [None]
+        meta.unlink(ROOT_INO, b"f", T0)
+        inner = self.file(meta, b"x", self.directory(meta, b"f"))
+        found = meta.resolve([b"f/x"])[0]
+        assert found is not None and found.ino == inner
+
     def test_make_keeps_what_it_is_told(self, meta: MetaEngine) -> None:
         made = meta.make(ROOT_INO, b"f", stat.S_IFREG | 0o640, 7, 8, T0 + 5)
         assert made == Inode(made.ino, stat.S_IFREG | 0o640, 7, 8, 1, 0, T0 + 5, T0 + 5, T0 + 5)

@@ -156,6 +156,55 @@ def test_a_publication_that_fails_leaves_nothing(start_node) -> None:
     assert os.listdir(node.store / "staging") == []
 
 
+def test_a_token_of_an_earlier_connection_is_none_of_this_one(start_node) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        old = client.stage([4])[0]
+        client.close()
+        new = client.stage([4])[0]
+        os.pwrite(new.fd, b"mine", 0)
+        with pytest.raises(InvalidInput, match="not staged"):
+            client.publish([StagedFile(old.token, b"stolen", digest_of(b"mine"), 4)])
+        client.discard([old.token])
+        client.publish([StagedFile(new.token, b"kept", digest_of(b"mine"), 4)])
+        assert load_bytes(client, b"kept") == b"mine"
+        for staged in (old, new):
+            os.close(staged.fd)
+
+
+def test_what_can_never_fit_evicts_nothing(start_node) -> None:
+    node = start_node(config=f"max_bytes = {8 * MIB}\nmin_free = 0\n")
+    with Client(node.store) as client:
+        store_bytes(client, b"cached", os.urandom(MIB))
+        with pytest.raises(OutOfSpace):
+            client.stage([3 * MIB] * 5)
+        assert client.lookup([b"cached"]) == [MIB]
+        assert client.status()["directories"][0]["staging_bytes"] == 0
+
+
+@pytest.mark.parametrize("damage", ["cut short", "emptied", "overwritten", "gone"])
+def test_damaged_metadata_is_set_aside_and_rebuilt(start_node, damage: str) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        store_bytes(client, b"plain", b"x" * 10_000)
+    assert node.stop() == 0
+    database = node.store / "meta" / "data.mdb"
+    size_bytes = database.stat().st_size
+    if damage == "gone":
+        database.unlink()
+    elif damage == "overwritten":
+        with open(database, "r+b") as file:
+            file.write(b"\x55" * size_bytes)
+    else:
+        os.truncate(database, 0 if damage == "emptied" else size_bytes // 2)
+    start_node(store=node.store, allow="rebuilding names")
+    with Client(node.store) as client:
+        assert client.lookup([b"plain"]) == [None]
+        store_bytes(client, b"plain", b"y")
+        assert load_bytes(client, b"plain") == b"y"
+        assert client.status()["blobs"] == 1
+
+
 def test_a_vanished_client_leaves_nothing(start_node) -> None:
     node = start_node()
     with Client(node.store) as client:

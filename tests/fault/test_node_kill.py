@@ -133,5 +133,5 @@ def test_machine_crash_rebuilds_chunk_names(start_node) -> None:
             header.key
         ]
         assert client.lookup([b"plain"]) == [None]
-        assert client.gc()["orphan_blobs"] == 1
+        assert client.gc()["orphan_blobs"] == 0  # the start has freed what has no name
         assert client.status()["used_bytes"] == pytest.approx(allocated_bytes(node.store), abs=8192)
