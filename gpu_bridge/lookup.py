@@ -91,7 +91,13 @@ class LookupService:
                 continue
             if lookup is None:
                 return
-            lookup.finish(self._ask(lookup))
+            answer: Answer = ()
+            try:
+                answer = self._ask(lookup)
+            except Exception:
+                # The edge of this thread: without it no request would find anything again.
+                log.exception("kvfs: a look-up failed in an unforeseen way")
+            lookup.finish(answer)
 
     def _probe(self) -> None:
         self._link.ask(lambda client: client.lookup([KV_DIRECTORY]))
