@@ -39,7 +39,11 @@ class NodeProcess:
                 stdout=output,
                 stderr=output,
             )
-        self._wait_serving()
+        try:
+            self._wait_serving()
+        except BaseException:
+            self.kill()  # nobody else will
+            raise
 
     @property
     def pid(self) -> int:
