@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -257,19 +258,42 @@ def test_verify_finds_and_quarantines(start_node: StartNode) -> None:
     assert kvfs("ls", os.fsdecode(good), store=store).returncode == 0
 
 
-def test_gc_and_rebuild(start_node: StartNode) -> None:
+def test_rebuild_names_chunk_files_that_were_brought_back(
+    start_node: StartNode, tmp_path: Path
+) -> None:
     node = start_node()
     with Client(node.store) as client:
         (path,) = publish_chain(client, "a")
-        publish(client, b"plain", b"plain")
+        name = os.fsdecode(path)
+        blob = Path(kvfs_json("show", name, store=node.store)["blob"]["file"])
+        kept = shutil.copy(blob, tmp_path / "kept")
+        client.evict([path])
+        assert kvfs_json("rebuild", store=node.store) == {"rebuilt_files": 0}
+    shutil.copy(kept, blob)
+    assert kvfs_json("rebuild", store=node.store) == {"rebuilt_files": 1}
+    assert kvfs_text("ls", name, store=node.store)
+
+
+def test_a_start_without_metadata_rebuilds_by_itself(start_node: StartNode) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        (path,) = publish_chain(client, "a")
     node.stop()
     for name in ("data.mdb", "lock.mdb"):
         (node.store / "meta" / name).unlink()
-    assert kvfs_json("rebuild", store=node.store) == {"rebuilt_files": 1}
     assert kvfs_text("ls", os.fsdecode(path), store=node.store)
-    removed = kvfs_json("gc", store=node.store)
+
+
+def test_gc_removes_blobs_without_a_name(start_node: StartNode) -> None:
+    store = start_node().store
+    with Client(store) as client:
+        publish(client, b"plain", b"plain")
+        blob = Path(kvfs_json("show", "plain", store=store)["blob"]["file"])
+        client.evict([b"plain"])
+    blob.write_bytes(b"plain")
+    removed = kvfs_json("gc", store=store)
     assert (removed["orphan_blobs"], removed["orphan_bytes"]) == (1, 5)
-    assert "orphan blobs" in kvfs_text("gc", store=node.store)
+    assert "orphan blobs" in kvfs_text("gc", store=store)
 
 
 def test_a_stopped_store_is_opened_for_a_command(start_node: StartNode) -> None:
