@@ -9,10 +9,10 @@ from typing import Any
 from kvfs.config import (
     BRIDGE_DEADLINE_S,
     BRIDGE_THREADS,
-    default_store,
     parse_size,
 )
 from kvfs.errors import InvalidInput
+from kvfs.home import default_store
 
 PREFIX = "kvfs."
 _THREADS_MAX = 64

@@ -27,9 +27,9 @@ from kvfs.config import (
     Share,
 )
 from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
+from kvfs.home import NOT_FOREIGN, STORE_MARK
 from kvfs.meta.contract import DIGEST_BYTES
 
-_MARK = "store.json"
 _FANOUT_NAME = re.compile("[0-9a-f]{2}")
 _BLOB_NAME = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _PARTS = ("blobs", "staging", "quarantine")
@@ -69,7 +69,7 @@ class BlobDirectory:
         `Unavailable` when another node owns it. Nothing is changed then.
         """
         path = config.path
-        mark = path / _MARK
+        mark = path / STORE_MARK
         if not mark.exists():
             _create_store(path)
         try:
@@ -257,16 +257,15 @@ def _create_store(path: Path) -> None:
     """Make the mark of an empty store, whole or not at all."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours = {"kvfs.toml", "node.log", "lost+found"}
         names = {item.name for item in os.scandir(path)}
-        foreign = {name for name in names - ours if not name.startswith(f".{_MARK}.")}
+        foreign = {name for name in names - NOT_FOREIGN if not name.startswith(f".{STORE_MARK}.")}
         if foreign:
             raise InvalidInput(
                 str(path), f"holds other files ({sorted(foreign)[0]}); name an empty directory"
             )
         table = {"version": STORE_VERSION, "id": secrets.token_hex(8)}
-        draft = path / f".{_MARK}.{secrets.token_hex(4)}"
+        draft = path / f".{STORE_MARK}.{secrets.token_hex(4)}"
         draft.write_text(json.dumps(table) + "\n", encoding="utf-8")
-        os.rename(draft, path / _MARK)
+        os.rename(draft, path / STORE_MARK)
     except OSError as error:
         raise InvalidInput(str(path), f"cannot hold a store: {error.strerror}") from error

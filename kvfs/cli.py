@@ -81,7 +81,8 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
 
     def run(arguments: Arguments) -> int:
         from kvfs.client import Client
-        from kvfs.shell.locate import is_store, locate
+        from kvfs.home import is_store
+        from kvfs.shell.locate import locate
         from kvfs.shell.progress import choose_progress
         from kvfs.shell.views import Session
 
@@ -203,7 +204,7 @@ def _serve(arguments: Arguments) -> int:
 
 
 def _init(arguments: Arguments) -> int:
-    from kvfs.config import default_store
+    from kvfs.home import default_store
     from kvfs.shell import operate
 
     return operate.init(arguments.directory or default_store(), sys.stdout)

@@ -1,15 +1,11 @@
-"""Limits that hold everywhere, and the configuration that a person writes.
+"""Limits that hold everywhere, and what a node is told. `kvfs.home` reads what a person writes.
 
-A configuration is a TOML file; every key has a default, an unknown key is an error. Sizes are
-integers in bytes or text with a unit ("200GiB", "1.5TB"); `min_free` may also be a share ("5%").
+Sizes are integers in bytes or text with a unit ("200GiB", "1.5TB").
 """
 
-import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kvfs.errors import InvalidInput
 
@@ -87,7 +83,6 @@ _UNITS = {
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB, "pib": 1024 * 1024 * GIB,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 def parse_size(value: object, key: str) -> int:
@@ -105,15 +100,6 @@ class Share:
     """A part of a file system's capacity, 0 to 1."""
 
     of_capacity: float
-
-
-def _parse_size_or_share(value: object, key: str) -> int | Share:
-    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return parse_size(value, key)
-    if not 0 <= float(match[1]) <= 100:
-        raise InvalidInput(key, f"{value!r} is not between 0% and 100%")
-    return Share(float(match[1]) / 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,117 +136,3 @@ class Config:
     @property
     def home(self) -> Path:
         return self.directories[0].path
-
-
-def default_store() -> Path:
-    """Where a store lies when nobody says: /var/lib/kvfs for root, else the XDG data directory."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/kvfs")
-    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(base) / "kvfs"
-
-
-def load_config(
-    file: Path | None = None, stores: Sequence[Path] = (), *, max_bytes: str | None = None
-) -> Config:
-    """Read a configuration. `stores` (from the command line) replace the file's directories, and
-    `max_bytes` its limits. Raises `InvalidInput`, naming the key; nothing is created."""
-    table: Mapping[str, Any] = {}
-    if file is not None:
-        import tomllib  # here: engines and the shell take limits from this module, and read no file
-
-        try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(str(file), f"is no TOML: {error}") from error
-    return parse_config(table, stores, max_bytes=max_bytes)
-
-
-_TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
-
-
-def parse_config(
-    table: Mapping[str, Any], stores: Sequence[Path] = (), *, max_bytes: str | None = None
-) -> Config:
-    """Check a parsed TOML table and give it types; see `load_config`."""
-    _refuse_unknown(table, _TOP_KEYS, "")
-    common = DirectoryConfig(
-        Path(),
-        _parse_size_or_share(table["max_bytes"], "max_bytes") if "max_bytes" in table else None,
-        _parse_size_or_share(table["min_free"], "min_free") if "min_free" in table else None,
-    )
-    directories = [_parse_directory(item, common) for item in _as_list(table.get("store", []))]
-    if stores:
-        named = {d.path: d for d in directories}
-        directories = [
-            named.get(path, replace(common, path=path))
-            for path in (Path(os.path.abspath(store)) for store in stores)
-        ]
-    if not directories:
-        directories = [replace(common, path=default_store())]
-    if max_bytes is not None:
-        limit = _parse_size_or_share(max_bytes, "--max-bytes")
-        directories = [replace(d, max_bytes=limit) for d in directories]
-    if len({d.path for d in directories}) != len(directories):
-        raise InvalidInput("store", "a directory is named twice")
-    mount = table.get("mount", {})
-    if not isinstance(mount, dict):
-        raise InvalidInput("mount", "must be a table: [mount]")
-    _refuse_unknown(mount, {"allow_other", "read_ahead_kib"}, "mount.")
-    idle = table.get("idle_exit_s")
-    return Config(
-        directories=tuple(directories),
-        fsync=_typed(table, "fsync", bool, False),
-        idle_exit_s=None if idle is None else float(_typed(table, "idle_exit_s", (int, float), 0)),
-        socket_mode=_typed(table, "socket_mode", int, 0o600),
-        mount=MountConfig(
-            allow_other=_typed(mount, "allow_other", bool, False),
-            read_ahead_kib=_typed(mount, "read_ahead_kib", int, 1024),
-        ),
-    )
-
-
-def _as_list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _parse_directory(item: object, common: DirectoryConfig) -> DirectoryConfig:
-    if isinstance(item, str):
-        return replace(common, path=_absolute(item))
-    if not isinstance(item, dict) or not isinstance(item.get("path"), str):
-        raise InvalidInput(
-            "store", "write a path, a list of paths, or [[store]] tables with `path`"
-        )
-    _refuse_unknown(item, {"path", "max_bytes", "min_free"}, "store.")
-    return DirectoryConfig(
-        _absolute(item["path"]),
-        _parse_size_or_share(item["max_bytes"], "store.max_bytes")
-        if "max_bytes" in item
-        else common.max_bytes,
-        _parse_size_or_share(item["min_free"], "store.min_free")
-        if "min_free" in item
-        else common.min_free,
-    )
-
-
-def _absolute(path: str) -> Path:
-    if "\0" in path or not path:
-        raise InvalidInput("store", f"{path!r} is no path")
-    return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: set[str], prefix: str) -> None:
-    for key in table:
-        if key not in known:
-            raise InvalidInput(
-                f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}"
-            )
-
-
-def _typed(table: Mapping[str, Any], key: str, kind: Any, default: Any) -> Any:
-    value = table.get(key, default)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidInput(key, f"{value!r} has the wrong type")
-    return value

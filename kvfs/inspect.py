@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, Blob, ChunkInfo, Entry, Inode
-from kvfs.shell.render import escape
+from kvfs.names import escape
 
 PAGE_ITEMS = 1000
 

@@ -7,6 +7,7 @@ Paths are bytes from the root of the namespace, without a leading slash. A chunk
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 import xxhash
@@ -178,6 +179,31 @@ def parse_chunk_path(path: bytes) -> tuple[bytes, str] | None:
     if parts[1] != parts[2][:2] or parse_key(key) is None or split_namespace(namespace) is None:
         return None
     return namespace, key
+
+
+# For people ---------------------------------------------------------------------------------------
+def escape(name: bytes) -> str:
+    """Show a name or path so that it is printable, one line and unambiguous.
+
+    Every byte that is no printable UTF-8 becomes `\\xNN`, and a backslash `\\\\`.
+    """
+    shown = []
+    for character in name.decode("utf-8", "surrogateescape"):
+        code = ord(character)
+        if character == "\\":
+            shown.append("\\\\")
+        elif 0xDC80 <= code <= 0xDCFF:
+            shown.append(f"\\x{code - 0xDC00:02x}")
+        elif is_printable(character):
+            shown.append(character)
+        else:
+            shown.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+    return "".join(shown)
+
+
+def is_printable(character: str) -> bool:
+    """Whether a terminal shows it as itself: no control, format, surrogate or line separator."""
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def _encode_text(text: str, subject: str, surrogates: str) -> bytes:

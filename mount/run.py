@@ -20,8 +20,8 @@ import trio
 from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
 from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, tell_ready
 from kvfs.errors import KvfsError, Unavailable
+from kvfs.home import log_of
 from kvfs.life import running
-from kvfs.shell.locate import CONFIG_NAME, is_store
 from mount.operations import Operations
 from mount.point import (
     SUBTYPE,
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 COULD_NOT_RUN = 2
 _TASKS_IDLE = 4
 _TASKS_MAX = 256  # requests that are worked on together
-_IN_NEW_STORE = {CONFIG_NAME, "node.log", "lost+found"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,8 @@ def mount_command(
             f"kvfs mount: {mountpoint} is not empty: {hidden} names are hidden"
             " until it is unmounted\n"
         )
-    orders = Orders(config, place, tokenizer and Path(os.path.abspath(tokenizer)), _log_of(config))
+    tokenizer = tokenizer and Path(os.path.abspath(tokenizer))
+    orders = Orders(config, place, tokenizer, log_of(config.home))
     if not foreground:
         start_in_background("mount", orders, orders.log or Path(os.devnull), MOUNT_START_DEADLINE_S)
         return 0
@@ -107,17 +107,6 @@ def _check_device() -> None:
         ) from error
 
 
-def _log_of(config: Config) -> Path | None:
-    """The store's log; None for a directory that is not a store and must not become one."""
-    home = config.home
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_ours = is_store(home) or set(os.listdir(home)) <= _IN_NEW_STORE
-    except OSError:
-        return None
-    return home / "node.log" if is_ours else None
-
-
 def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
     """Serve until stopped. What prevented it is returned; a bug ends the process with its trace."""
     problem: KvfsError | None = None
@@ -140,7 +129,7 @@ def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
 def _load_decoder(tokenizer: Path | None) -> Decode | None:
     if tokenizer is None:
         return None
-    from kvfs.shell.tokens import Tokenizer
+    from kvfs.tokenizer import Tokenizer
 
     return Tokenizer.load(tokenizer).decode
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.shell.locate import FindMounts, is_store
+from kvfs.home import is_store
+from kvfs.shell.locate import FindMounts
 from kvfs.shell.render import size_text
 
 PASSTHROUGH_KERNEL = (6, 9)

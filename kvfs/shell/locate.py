@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvfs.config import default_store
 from kvfs.errors import InvalidInput
-
-CONFIG_NAME = "kvfs.toml"  # a store's own configuration, in its directory
+from kvfs.home import default_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,3 @@ def _strip(paths: Sequence[str], inside: Sequence[Mounted | None]) -> tuple[byte
             full = "/" + os.path.relpath(os.path.abspath(path), mount.mountpoint)
         found.append(os.fsencode(os.path.normpath(full).lstrip("/")))
     return tuple(found)
-
-
-def is_store(directory: Path) -> bool:
-    """Whether a directory was made by `kvfs init`, `kvfs mount` or `kvfs serve`."""
-    return any((directory / mark).exists() for mark in ("store.json", CONFIG_NAME))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.inspect import Directories, list_directory
 from kvfs.meta.contract import Entry
-from kvfs.names import CHUNK_SUFFIX, KV_DIRECTORY, parse_key, split_namespace
-from kvfs.shell.render import escape
+from kvfs.names import CHUNK_SUFFIX, KV_DIRECTORY, escape, parse_key, split_namespace
 
 ESTIMATE_FILES = 20_000  # counted exactly before `estimate_chunks` extrapolates
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from kvfs.config import Config, load_config, parse_config
+from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.shell.locate import CONFIG_NAME, FindMounts, is_store, locate
+from kvfs.home import CONFIG_NAME, is_store, load_config, parse_config
+from kvfs.shell.locate import FindMounts, locate
 
 CONFIG_TEMPLATE = """\
 # Configuration of this kvfs store, read by `kvfs mount` and `kvfs serve`.

@@ -1,40 +1,19 @@
 """Lines for a person and JSON documents for a program, from what the shell found.
 
-Pure but for `write_json`. A name never breaks a line or a terminal: every byte that is no printable
-UTF-8 is shown as `\\xNN`, and a backslash as `\\\\`, so that each shown name means one name.
+Pure but for `write_json`. Names come from `kvfs.names.escape`, which never break a line.
 """
 
 import json
 import stat
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
+from kvfs.names import is_printable
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_NS = 10**9
 _AGE_STEPS = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-
-
-def escape(name: bytes) -> str:
-    """Show a name or path so that it is printable, one line and unambiguous."""
-    shown = []
-    for character in name.decode("utf-8", "surrogateescape"):
-        code = ord(character)
-        if character == "\\":
-            shown.append("\\\\")
-        elif 0xDC80 <= code <= 0xDCFF:
-            shown.append(f"\\x{code - 0xDC00:02x}")
-        elif is_printable(character):
-            shown.append(character)
-        else:
-            shown.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
-    return "".join(shown)
-
-
-def is_printable(character: str) -> bool:
-    """Whether a terminal shows it as itself: no control, format, surrogate or line separator."""
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def snippet(text: str, length: int) -> str:

@@ -9,7 +9,8 @@ from kvfs.chunk import DTYPE_BYTES, ChunkHeader, TensorSpec, payload_bytes
 from kvfs.client import Client
 from kvfs.errors import Corrupt
 from kvfs.inspect import FileFacts, describe
-from kvfs.shell.render import count_text, escape, facts, mode_text, size_text, table, write_json
+from kvfs.names import escape
+from kvfs.shell.render import count_text, facts, mode_text, size_text, table, write_json
 from kvfs.shell.views import Session, inode_document
 from kvfs.stored import read_header
 

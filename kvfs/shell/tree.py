@@ -10,7 +10,7 @@ from typing import IO, Any
 from kvfs.chunk import digest_tokens
 from kvfs.client import Client
 from kvfs.errors import InvalidInput
-from kvfs.names import chunk_path
+from kvfs.names import chunk_path, escape
 from kvfs.shell.explain import (
     TOKENS_MAX,
     End,
@@ -28,11 +28,13 @@ from kvfs.shell.namespaces import (
     shown_name,
 )
 from kvfs.shell.prefixes import Position, Run, TreeWalk
-from kvfs.shell.render import count_text, escape, size_text, table, time_text, write_json
+from kvfs.shell.render import count_text, size_text, snippet, table, time_text, write_json
 from kvfs.shell.show import look_at_header
-from kvfs.shell.tokens import Tokenizer
 from kvfs.shell.views import Session
+from kvfs.tokenizer import Tokenizer
 
+SNIPPET_TOKENS = 64  # of a chunk, decoded to show its text
+SNIPPET_CHARACTERS = 60
 TOKENS_FILE_BYTES_MAX = 16 * TOKENS_MAX
 
 TextOf = Callable[[Namespace, Position], str | None]
@@ -78,7 +80,8 @@ def _text_reader(client: Client, directory: Path | None) -> TextOf:
             path = chunk_path(space.path, os.fsdecode(entry.info.key))
             header = look_at_header(client, path)
             if header is not None and header.token_ids is not None:
-                return tokenizer.decode_start(header.token_ids)
+                text = tokenizer.decode(header.token_ids[:SNIPPET_TOKENS])
+                return snippet(text, SNIPPET_CHARACTERS)
         return None
 
     return text_of

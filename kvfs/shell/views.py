@@ -25,13 +25,13 @@ from kvfs.inspect import (
     walk,
 )
 from kvfs.meta.contract import Inode
+from kvfs.names import escape
 from kvfs.shell.locate import Place
 from kvfs.shell.namespaces import estimate_chunks, find_namespaces, shown_name
 from kvfs.shell.progress import Progress, no_progress
 from kvfs.shell.render import (
     age_text,
     count_text,
-    escape,
     facts,
     mode_text,
     short_time_text,

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from gpu_bridge.settings import BridgeSettings, parse_settings
-from kvfs.config import BRIDGE_THREADS, MIB, default_store
+from kvfs.config import BRIDGE_THREADS, MIB
 from kvfs.errors import InvalidInput
+from kvfs.home import default_store
 
 
 def test_nothing_has_to_be_set() -> None:

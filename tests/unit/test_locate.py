@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import InvalidInput
-from kvfs.shell.locate import Mounted, Place, is_store, locate
+from kvfs.home import is_store
+from kvfs.shell.locate import Mounted, Place, locate
 
 ONE = Mounted(Path("/mnt/one"), Path("/stores/one"))
 TWO = Mounted(Path("/mnt/two"), Path("/stores/two"))

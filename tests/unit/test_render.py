@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from kvfs.names import escape
 from kvfs.shell.render import (
     age_text,
     count_text,
-    escape,
     facts,
     size_text,
     snippet,

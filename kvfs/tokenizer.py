@@ -5,10 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.shell.render import snippet
-
-SNIPPET_TOKENS = 64
-SNIPPET_CHARACTERS = 60
 
 
 class Tokenizer:
@@ -42,7 +38,3 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included; unknown ids are left out."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-    def decode_start(self, tokens: Sequence[int]) -> str:
-        """The first characters of the text on one line."""
-        return snippet(self.decode(tokens[:SNIPPET_TOKENS]), SNIPPET_CHARACTERS)
