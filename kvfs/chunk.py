@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from kvfs.config import CHUNK_BYTES_MAX, CHUNK_HEADER_BYTES_MAX, PAGE_BYTES
+from kvfs.config import CHUNK_BYTES_MAX, CHUNK_HEADER_BYTES_MAX, PAGE_BYTES, whole_pages
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput
 from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo
@@ -93,7 +93,7 @@ def encode_header(header: ChunkHeader) -> bytes:
         text = (",".join(parts) + "}").encode()
     except UnicodeEncodeError:
         _reject("a name in it is no valid Unicode text")
-    header_bytes = -(-(_LENGTH.size + len(text)) // PAGE_BYTES) * PAGE_BYTES
+    header_bytes = whole_pages(_LENGTH.size + len(text))
     if header_bytes > CHUNK_HEADER_BYTES_MAX:
         _reject(f"it is longer than {CHUNK_HEADER_BYTES_MAX} bytes")
     if header_bytes + begin > CHUNK_BYTES_MAX:

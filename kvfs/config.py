@@ -85,6 +85,11 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
+def whole_pages(size_bytes: int) -> int:
+    """A size rounded up to a multiple of `PAGE_BYTES`."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 def parse_size(value: object, key: str) -> int:
     """Bytes from an integer or text with a unit. Raises `InvalidInput`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -69,3 +69,11 @@ def is_transient(error: BaseException) -> bool:
         errno.ECONNREFUSED,
         errno.EPIPE,
     }
+
+
+def first_of(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
+    """An error of a group, as trio raises them; it has at least one."""
+    error: KvfsError | BaseExceptionGroup[KvfsError] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -6,7 +6,7 @@ import signal
 import trio
 
 from kvfs.config import Config
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
 
@@ -23,16 +23,8 @@ def serve_command(config: Config) -> int:
     except* KvfsError as group:
         problem = group
     if problem is not None:
-        raise _first(problem)
+        raise first_of(problem)
     return 0
-
-
-def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
-    """An error of a group; it has at least one."""
-    error: KvfsError | BaseExceptionGroup[KvfsError] = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _serve(config: Config) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import PAGE_BYTES
+from kvfs.config import whole_pages
 from kvfs.meta.contract import Usage
 
 
@@ -23,7 +23,7 @@ class _Load:
 
 def allocated_bytes(size_bytes: int) -> int:
     """What a file of a size takes at most on a file system of 4 KiB blocks."""
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    return whole_pages(size_bytes)
 
 
 class Space:

@@ -19,7 +19,7 @@ import trio
 
 from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
 from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, tell_ready
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import KvfsError, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
 from mount.operations import Operations
@@ -114,16 +114,8 @@ def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
         decode = _load_decoder(orders.tokenizer)
         trio.run(serve_mount, orders.config, orders.mountpoint, decode, on_ready)
     except* KvfsError as group:
-        problem = _first(group)
+        problem = first_of(group)
     return problem
-
-
-def _first(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
-    """An error of a group; it has at least one."""
-    error: KvfsError | BaseExceptionGroup[KvfsError] = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _load_decoder(tokenizer: Path | None) -> Decode | None:

@@ -1,13 +1,13 @@
 """A progress bar on a terminal's standard error, and silence elsewhere."""
 
 import sys
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Long work in bytes. Shown from `with` on, gone without a trace at its end."""
+    """Long work in bytes, shown within a `with` block and gone without a trace at its end."""
 
     @property
     def is_shown(self) -> bool: ...
@@ -15,15 +15,6 @@ class Progress(Protocol):
     def set_total(self, total_bytes: int) -> None: ...
 
     def advance(self, done_bytes: int) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class _Silent:
@@ -35,17 +26,6 @@ class _Silent:
         pass
 
     def advance(self, done_bytes: int) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
         pass
 
 
@@ -64,25 +44,16 @@ class _Bar:
     def advance(self, done_bytes: int) -> None:
         self._progress.advance(self._task, done_bytes)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
+ShowProgress = Callable[[str], AbstractContextManager[Progress]]
 
 
-def no_progress(description: str) -> Progress:
+def no_progress(description: str) -> AbstractContextManager[Progress]:
     """Show nothing, whatever the work."""
-    return _Silent()
+    return nullcontext(_Silent())
 
 
-def choose_progress() -> Callable[[str], Progress]:
+def choose_progress() -> ShowProgress:
     """Bars when a person sees standard error and the package rich is there, else none."""
     if not sys.stderr.isatty():
         return no_progress
@@ -100,7 +71,8 @@ def choose_progress() -> Callable[[str], Progress]:
     except ImportError:
         return no_progress
 
-    def show(description: str) -> Progress:
+    @contextmanager
+    def show(description: str) -> Iterator[Progress]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -109,8 +81,7 @@ def choose_progress() -> Callable[[str], Progress]:
             TransferSpeedColumn(),
             TimeRemainingColumn(),
         )
-        return _Bar(
-            RichProgress(*columns, console=Console(stderr=True), transient=True), description
-        )
+        with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield _Bar(progress, description)
 
     return show

@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ from kvfs.meta.contract import Inode
 from kvfs.names import escape
 from kvfs.shell.locate import Place
 from kvfs.shell.namespaces import estimate_chunks, find_namespaces, shown_name
-from kvfs.shell.progress import Progress, no_progress
+from kvfs.shell.progress import ShowProgress, no_progress
 from kvfs.shell.render import (
     age_text,
     count_text,
@@ -53,7 +53,7 @@ class Session:
     out: IO[str]
     is_json: bool
     now_ns: int
-    progress: Callable[[str], Progress] = no_progress
+    progress: ShowProgress = no_progress
 
     def lines(self, lines: Iterator[str]) -> None:
         for line in lines:
