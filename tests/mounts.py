@@ -4,13 +4,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 20.0
-_UNEXPECTED = re.compile(r"\b(WARNING|ERROR|CRITICAL|Traceback)\b")
+from tests.processes import KvfsProcess
 
 
 def is_mounted(mountpoint: Path) -> bool:
@@ -28,35 +24,17 @@ def _unescaped(place: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), place)
 
 
-class MountProcess:
-    """A `kvfs mount --foreground` process. `allow`: a pattern of log lines that may be warnings."""
+class MountProcess(KvfsProcess):
+    """A `kvfs mount --foreground` process. Killed, it leaves its mount point, dead."""
 
     def __init__(
         self, store: Path, mountpoint: Path, arguments: list[str], log: Path, allow: str | None
     ) -> None:
         self.store = store
         self.mountpoint = mountpoint
-        self.log = log
-        self._allow = allow
         if not is_mounted(mountpoint):
             mountpoint.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "kvfs", "mount", str(mountpoint), "--foreground"]
-        with open(log, "ab") as output:
-            self._process = subprocess.Popen(
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_serving(self) -> None:
-        """Return when the mount answers; AssertionError with its log when it does not in time."""
-        end_s = time.monotonic() + START_DEADLINE_S
-        while not self._serves():
-            assert self._process.poll() is None, self.log.read_text(errors="replace")
-            assert time.monotonic() < end_s, self.log.read_text(errors="replace")
-            time.sleep(0.02)
+        super().__init__(["mount", str(mountpoint), "--foreground", *arguments], log, allow)
 
     def _serves(self) -> bool:
         if not is_mounted(self.mountpoint):
@@ -66,22 +44,6 @@ class MountProcess:
         except OSError:  # the mount of a dead process, which ours is about to replace
             return False
         return True
-
-    def kill(self) -> None:
-        """kill -9, as a crash does. The mount point stays, dead."""
-        self._process.kill()
-        self._process.wait(STOP_DEADLINE_S)
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code. Kills, and fails, when it does not leave in time."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
-        return self._process.returncode
 
     def close(self) -> None:
         """Stop, unmount what is left, and fail on log lines that nobody expected."""
@@ -93,6 +55,4 @@ class MountProcess:
             if left_mounted:
                 subprocess.run(["umount", "-l", self.mountpoint], check=False, timeout=30)
         assert was_killed or not left_mounted, f"{self.mountpoint} was still mounted after SIGTERM"
-        for line in self.log.read_text(errors="replace").splitlines():
-            if _UNEXPECTED.search(line) and not (self._allow and re.search(self._allow, line)):
-                raise AssertionError(f"unexpected in the mount's log: {line}")
+        super().close()

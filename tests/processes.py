@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvfs.client import Client
@@ -25,41 +26,33 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 15.0) -> None:
         time.sleep(0.01)
 
 
-class NodeProcess:
-    """A `kvfs serve` process. `allow` is a pattern of log lines that its test expects."""
+class KvfsProcess(ABC):
+    """A `kvfs` process with its log. `allow` is a pattern of log lines that its test expects."""
 
-    def __init__(self, store: Path, arguments: list[str], log: Path, allow: str | None) -> None:
-        self.store = store
+    def __init__(self, arguments: Sequence[str], log: Path, allow: str | None) -> None:
         self.log = log
         self._allow = allow
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvfs", "serve", *arguments],
+                [sys.executable, "-m", "kvfs", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
-        try:
-            self._wait_serving()
-        except BaseException:
-            self.kill()  # nobody else will
-            raise
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _wait_serving(self) -> None:
+    @abstractmethod
+    def _serves(self) -> bool: ...
+
+    def wait_serving(self) -> None:
+        """Return when it serves; AssertionError with its log when it does not in time."""
         end_s = time.monotonic() + START_DEADLINE_S
-        while True:
-            try:
-                with Client(self.store) as client:
-                    if client.status()["pid"] == self.pid:
-                        return
-            except Unavailable:
-                pass
-            assert self._process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end_s, self.log.read_text()
+        while not self._serves():
+            assert self._process.poll() is None, self.log.read_text(errors="replace")
+            assert time.monotonic() < end_s, self.log.read_text(errors="replace")
             time.sleep(0.02)
 
     def kill(self) -> None:
@@ -83,7 +76,27 @@ class NodeProcess:
         self.stop()
         for line in self.log.read_text(errors="replace").splitlines():
             if _UNEXPECTED.search(line) and not (self._allow and re.search(self._allow, line)):
-                raise AssertionError(f"unexpected in the node's log: {line}")
+                raise AssertionError(f"unexpected in {self.log.name}: {line}")
+
+
+class NodeProcess(KvfsProcess):
+    """A `kvfs serve` process that serves."""
+
+    def __init__(self, store: Path, arguments: list[str], log: Path, allow: str | None) -> None:
+        super().__init__(["serve", *arguments], log, allow)
+        self.store = store
+        try:
+            self.wait_serving()
+        except BaseException:
+            self.kill()  # nobody else will
+            raise
+
+    def _serves(self) -> bool:
+        try:
+            with Client(self.store) as client:
+                return bool(client.status()["pid"] == self.pid)
+        except Unavailable:
+            return False
 
 
 def allocated_bytes(path: Path) -> int:
