@@ -9,6 +9,7 @@ and, where it says so, another of `kvfs.errors`.
 """
 
 import array
+import contextlib
 import os
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from kvfs.config import (
     IDLE_EXIT_S,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
+from kvfs.errors import OWNED_ELSEWHERE, KvfsError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.wire import (
     PROTOCOL,
@@ -108,9 +109,15 @@ class Client:
         self._retry_at_s = 0.0
 
     def close(self) -> None:
-        """End the connection; staged files that were not published go."""
-        with self._lock:
-            self._drop()
+        """End the connection; staged files that were not published go. A call that another thread
+        has under way for too long fails."""
+        if self._lock.acquire(timeout=self._deadline_s / 2):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+        elif (connection := self._connection) is not None:
+            connection.abort()  # whose call it is drops it
 
     def __enter__(self) -> Self:
         return self
@@ -135,21 +142,36 @@ class Client:
         """Open published files for reading, which counts as a use (the first as the most recent)
         unless one only looks. The bytes are not checked: compare the digest after reading."""
         opened: list[OpenFile | None] = []
-        for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
-            found, descriptors = self._call("open", batch, is_use)
-            rest = iter(descriptors)
-            opened += [
-                None if item is None else OpenFile(next(rest), item[0], item[1]) for item in found
-            ]
+        try:
+            for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
+                found, descriptors = self._call("open", batch, is_use)
+                rest = iter(descriptors)
+                opened += [
+                    None if item is None else OpenFile(next(rest), item[0], item[1])
+                    for item in found
+                ]
+        except BaseException:
+            for file in opened:
+                if file is not None:
+                    file.close()
+            raise
         return opened
 
     def stage(self, sizes_bytes: Sequence[int]) -> list[Staged]:
         """Private files with room reserved for these sizes. Raises `OutOfSpace`. They live as long
         as this client's connection."""
         staged: list[Staged] = []
-        for batch in _batches(sizes_bytes, DESCRIPTORS_PER_MESSAGE_MAX):
-            tokens, descriptors = self._call("stage", batch)
-            staged += map(Staged, tokens, descriptors)
+        try:
+            for batch in _batches(sizes_bytes, DESCRIPTORS_PER_MESSAGE_MAX):
+                tokens, descriptors = self._call("stage", batch)
+                staged += map(Staged, tokens, descriptors)
+        except BaseException:
+            for item in staged:
+                os.close(item.fd)
+            if staged and self._connection is not None:  # else they went with it
+                with contextlib.suppress(KvfsError):
+                    self.discard([item.token for item in staged])
+            raise
         return staged
 
     def publish(self, files: Sequence[StagedFile]) -> None:
@@ -169,11 +191,12 @@ class Client:
 
     def discard(self, tokens: Sequence[int]) -> None:
         """Drop staged files that will not be published."""
-        self._call("discard", list(tokens))
+        for batch in _batches(tokens, STAGES_PER_CLIENT_MAX):
+            self._call("discard", batch)
 
     def report_corrupt(self, digest: bytes) -> bool:
         """Have the node check a blob again; True when it was bad and is quarantined."""
-        return bool(self._call("report_corrupt", digest)[0])
+        return bool(self._call("report_corrupt", digest, deadline_s=_LONG_DEADLINE_S)[0])
 
     def touch(self, paths: Sequence[bytes]) -> None:
         """Note a use without opening."""
@@ -259,21 +282,36 @@ class Client:
     def _call(
         self, operation: str, *arguments: Any, deadline_s: float | None = None
     ) -> tuple[Any, Sequence[int]]:
-        with self._lock:
-            connection = self._connect()
-            try:
-                reply, descriptors = connection.call(
-                    operation, list(arguments), deadline_s or self._deadline_s
-                )
-            except (OSError, Unavailable) as error:
-                self._drop()
-                raise Unavailable(f"{self._store}: the node does not answer ({error})") from error
-            except InvalidInput:
-                self._drop()
-                raise
+        # Half for the turn, so that a request never goes out with too little time for its answer: a
+        # connection that fails to answer is dropped, with the stages of other threads.
+        turn_s = (deadline_s or self._deadline_s) / 2
+        begin_s = time.monotonic()
+        if not self._lock.acquire(timeout=turn_s):
+            raise Unavailable(
+                f"{self._store}: another thread's call takes longer than {turn_s:g} s"
+            )
+        try:
+            left_s = 2 * turn_s - (time.monotonic() - begin_s)
+            reply, descriptors = self._exchange(operation, arguments, left_s)
+        finally:
+            self._lock.release()
         if reply.error is not None:
             raise reply.error
         return reply.result, descriptors
+
+    def _exchange(
+        self, operation: str, arguments: Sequence[Any], deadline_s: float
+    ) -> tuple[Reply, list[int]]:
+        """One request and its reply, by who holds the lock."""
+        connection = self._connect()
+        try:
+            return connection.call(operation, list(arguments), deadline_s)
+        except (OSError, Unavailable) as error:
+            self._drop()
+            raise Unavailable(f"{self._store}: the node does not answer ({error})") from error
+        except BaseException:
+            self._drop()  # its reply would be taken for that to the next request
+            raise
 
     def _connect(self) -> "_Connection":
         if self._connection is not None:
@@ -337,6 +375,11 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def abort(self) -> None:
+        """Make a call that waits on another thread fail."""
+        with contextlib.suppress(OSError):  # closed meanwhile
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def call(
         self, operation: str, arguments: Sequence[Any], deadline_s: float
