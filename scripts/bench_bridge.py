@@ -25,13 +25,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, decode_header, encode_header
-from kvfs.client import Client, StagedFile
-from kvfs.config import MIB
-from kvfs.digest import digest_of
-from kvfs.errors import Unavailable
-from kvfs.names import chunk_key, chunk_path, fingerprint_of, namespace_path
-from kvfs.transfer import allocate, read_verified, write_from
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, decode_header, encode_header  # noqa: E402  (path first)
+from kvfs.client import Client, StagedFile  # noqa: E402
+from kvfs.config import MIB  # noqa: E402
+from kvfs.digest import digest_of  # noqa: E402
+from kvfs.names import chunk_key, chunk_path, fingerprint_of, namespace_path  # noqa: E402
+from kvfs.transfer import allocate, read_verified, write_from  # noqa: E402
+from scripts.node_rig import node_of  # noqa: E402
 
 MODEL = "bench"
 FINGERPRINT = fingerprint_of({"bench": 1})
@@ -214,18 +217,6 @@ def row(
     }
 
 
-def wait_for_node(client: Client) -> None:
-    end = time.monotonic() + 30
-    while True:
-        try:
-            client.status()
-            return
-        except Unavailable:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--dir", type=Path, help="where to make the scratch files")
@@ -239,15 +230,10 @@ def main() -> None:
     if os.geteuid() != 0 or shutil.which("fio") is None:
         raise SystemExit("bench_bridge.py needs root (to drop the page cache) and fio")
     base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
-    command = [sys.executable, "-m", "kvfs", "serve", "--store", os.fspath(base / "store")]
-    node = subprocess.Popen(command)
     try:
-        with Client(base / "store") as client:
-            wait_for_node(client)
+        with node_of(base / "store"), Client(base / "store") as client:
             rows = measure(client, base, options)
     finally:
-        node.terminate()
-        node.wait(30)
         shutil.rmtree(base)
     if options.json:
         print(json.dumps(rows, indent=1))

@@ -23,8 +23,12 @@ from pathlib import Path
 
 import xxhash
 
-from kvfs.client import Client, StagedFile
-from kvfs.errors import Unavailable
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
+from kvfs.errors import Unavailable  # noqa: E402
+from scripts.node_rig import node_of  # noqa: E402
 
 BATCH = 1000
 NAMESPACE = b"kv/bench@0123456789abcdef0123456789abcdef"
@@ -97,11 +101,8 @@ def run(files: int, base: Path | None) -> dict[str, float]:
     serve = ["serve", "--store", os.fspath(store)]
     process: subprocess.Popen[bytes] | None = None
     try:
-        process = subprocess.Popen([sys.executable, "-m", "kvfs", *serve])
-        with Client(store) as client:
-            wait_for_node(client)
+        with node_of(store), Client(store) as client:
             fill(client, files)
-        stop(process)
         process, serve_s = start(serve, store, files)
         found = (store / "blobs").glob("*/*/*")
         paths = [os.fspath(path) for path in found]
@@ -126,18 +127,6 @@ def run(files: int, base: Path | None) -> dict[str, float]:
         if process is not None and process.poll() is None:
             stop(process)
         shutil.rmtree(scratch)
-
-
-def wait_for_node(client: Client) -> None:
-    end = time.monotonic() + 30
-    while True:
-        try:
-            client.status()
-            return
-        except Unavailable:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
 
 
 def main() -> None:

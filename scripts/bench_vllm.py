@@ -27,9 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +35,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.client import Client  # noqa: E402  (path first)
-from kvfs.errors import Unavailable  # noqa: E402
-from scripts.engine_rig import OFFLINE  # noqa: E402
+from scripts.engine_rig import OFFLINE  # noqa: E402  (path first)
+from scripts.node_rig import node_of  # noqa: E402
 
 PYTHON = ROOT / ".envs" / "vllm" / "bin" / "python"
 MODEL = ROOT / ".envs" / "models" / "demo"
@@ -47,7 +44,6 @@ HIT_TOKENS = 2048
 PROMPT_TOKENS = HIT_TOKENS + 1  # an engine computes at least one token itself
 PROMPT_SEEDS = (1, 2, 3)
 LIFE_DEADLINE_S = 600.0
-NODE_DEADLINE_S = 30.0
 FS_MEMORY_BYTES = 512 << 20  # vLLM's tier in memory, through which its fs tier goes
 EXACT_TYPE = "float32"
 # What /proc/cpuinfo calls multiplication of bfloat16.
@@ -122,39 +118,6 @@ def systems_below(scratch: Path) -> list[System]:
 def region_name(scratch: Path) -> str:
     """Names the memory that vLLM's tier shares between processes, so that it can be removed."""
     return f"kvfs-bench-{os.getpid()}-{scratch.name}"
-
-
-@contextmanager
-def node_of(store: Path) -> Iterator[None]:
-    """`kvfs serve` for the length of the block."""
-    command = [sys.executable, "-m", "kvfs", "serve", "--store", str(store)]
-    with (
-        open(f"{store}.log", "wb") as log,
-        subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as node,
-    ):
-        try:
-            wait_serving(store, node)
-            yield
-        finally:
-            node.terminate()
-            try:
-                node.wait(NODE_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                node.kill()
-
-
-def wait_serving(store: Path, node: "subprocess.Popen[bytes]") -> None:
-    """Return when the node answers; RuntimeError when it does not."""
-    end_s = time.monotonic() + NODE_DEADLINE_S
-    while node.poll() is None and time.monotonic() < end_s:
-        try:
-            with Client(store) as client:
-                client.status()
-                return
-        except Unavailable:
-            time.sleep(0.05)
-    said = Path(f"{store}.log").read_text(errors="replace")
-    raise RuntimeError(f"kvfs serve does not answer:\n{said[-3000:]}")
 
 
 def threads_environment(threads: int | None) -> dict[str, str]:
