@@ -16,6 +16,7 @@ from kvfs.errors import InvalidInput
 from kvfs.meta.contract import NAME_BYTES_MAX, PATH_BYTES_MAX
 
 KV_DIRECTORY = b"kv"
+RESERVED_NAME = b".kvfs"  # at the root: where a mount shows what the node says of itself
 CHUNK_SUFFIX = b".safetensors"
 
 BLOCK_HASH_BYTES_MAX = 64
@@ -59,6 +60,14 @@ def check_path(path: bytes | str) -> bytes:
     for part in parts:
         check_name(part)
     return b"/".join(parts)
+
+
+def check_publishable(path: bytes | str) -> bytes:
+    """As `check_path`, for what a client stores: a mount would hide what lies in its view."""
+    checked = check_path(path)
+    if checked.split(b"/", 1)[0] == RESERVED_NAME:
+        raise InvalidInput(_show(checked), "lies in .kvfs, which the mount shows as its own")
+    return checked
 
 
 # Namespaces ---------------------------------------------------------------------------------------

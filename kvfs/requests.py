@@ -17,7 +17,7 @@ from kvfs.config import (
 )
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo, Inode
-from kvfs.names import check_path
+from kvfs.names import check_publishable
 from kvfs.node import Node
 from kvfs.stage import Content, Stage
 from kvfs.status import status_of
@@ -81,6 +81,14 @@ async def _hello(session: Session, arguments: list[Any], descriptors: list[int])
 
 def _paths(values: list[Any], limit: int = BATCH_ITEMS_MAX) -> list[bytes]:
     check_batch(values, bytes, limit, "paths")
+    return values
+
+
+def _digests(values: list[Any]) -> list[bytes]:
+    check_batch(values, bytes, BATCH_ITEMS_MAX, "digests")
+    for value in values:
+        if len(value) != DIGEST_BYTES:
+            raise InvalidInput("digest", f"has {len(value)} bytes; {DIGEST_BYTES} are needed")
     return values
 
 
@@ -151,17 +159,18 @@ async def _discard(session: Session, arguments: list[Any], descriptors: list[int
 async def _publish(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     check_batch(arguments[0], list, STAGES_PER_CLIENT_MAX, "files")
     node = session.node
-    contents = [_content(session, item) for item in arguments[0]]
-    if len({id(content.stage) for content in contents}) != len(contents):
-        raise InvalidInput("publish", "a token is named twice")
-    if node.config.fsync:
-        for content in contents:
-            await trio.to_thread.run_sync(os.fsync, content.stage.fd)
     try:
+        contents = [_content(session, item) for item in arguments[0]]
+        if len({id(content.stage) for content in contents}) != len(contents):
+            raise InvalidInput("publish", "a token is named twice")
+        if node.config.fsync:
+            for content in contents:
+                await trio.to_thread.run_sync(os.fsync, content.stage.fd)
         node.publish(contents)
     finally:
-        for item in arguments[0]:
-            stage = session.stages.pop(item[0])
+        # Used up, whatever failed: a client that was refused does not say what is left.
+        tokens = [item[0] for item in arguments[0] if item and type(item[0]) is int]
+        for stage in [session.stages.pop(token) for token in set(tokens) & session.stages.keys()]:
             if stage.is_open:
                 node.discard(stage)
             else:
@@ -170,31 +179,31 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
 
 
 def _content(session: Session, item: list[Any]) -> Content:
-    match item:
-        case [int(token), bytes(path), bytes(digest), int(size_bytes), chunk]:
-            stage = session.stages.get(token)
-            if stage is None:
-                raise InvalidInput("token", f"{token} is not staged on this connection")
-            if len(digest) != DIGEST_BYTES:
-                raise InvalidInput("digest", f"has {len(digest)} bytes; {DIGEST_BYTES} are needed")
-            if os.fstat(stage.fd).st_size != size_bytes:
-                raise InvalidInput("size", f"the staged file does not hold {size_bytes} bytes")
-            return Content(
-                stage,
-                digest,
-                size_bytes,
-                session.node.now_ns(),
-                path=check_path(path),
-                uid=session.uid,
-                gid=session.gid,
-                chunk=None if chunk is None else unpack_record(ChunkInfo, chunk),
-            )
-    raise InvalidInput("publish", "is not [token, path, digest, size, chunk]")
+    if list(map(type, item[:4])) != [int, bytes, bytes, int] or len(item) != 5:
+        raise InvalidInput("publish", "is not [token, path, digest, size, chunk]")
+    token, path, digest, size_bytes, chunk = item
+    stage = session.stages.get(token)
+    if stage is None:
+        raise InvalidInput("token", f"{token} is not staged on this connection")
+    _digests([digest])
+    if os.fstat(stage.fd).st_size != size_bytes:
+        raise InvalidInput("size", f"the staged file does not hold {size_bytes} bytes")
+    return Content(
+        stage,
+        digest,
+        size_bytes,
+        session.node.now_ns(),
+        path=check_publishable(path),
+        uid=session.uid,
+        gid=session.gid,
+        chunk=None if chunk is None else unpack_record(ChunkInfo, chunk),
+    )
 
 
 async def _report_corrupt(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    (digest,) = _digests([arguments[0]])
     try:
-        await session.node.check_content(arguments[0], again=True)
+        await session.node.check_content(digest, again=True)
     except Corrupt:
         return True
     return False
@@ -260,14 +269,14 @@ async def _chunk(session: Session, arguments: list[Any], descriptors: list[int])
 
 
 async def _blobs(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    check_batch(arguments[0], bytes, BATCH_ITEMS_MAX, "digests")
-    found = session.node.meta.blobs(arguments[0])
+    found = session.node.meta.blobs(_digests(arguments[0]))
     return [None if blob is None else pack_record(blob) for blob in found]
 
 
 async def _paths_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     meta = session.node.meta
-    return [path for ino in meta.holders(arguments[0]) for path in meta.paths_of(ino)]
+    (digest,) = _digests([arguments[0]])
+    return [path for ino in meta.holders(digest) for path in meta.paths_of(ino)]
 
 
 async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

@@ -95,7 +95,7 @@ def _unpack(body: bytes) -> Any:
 def decode_request(value: Any) -> Request:
     """Give a decoded frame its type. Raises `InvalidInput`."""
     match value:
-        case [int(number), str(operation), list(arguments)]:
+        case [int(number), str(operation), list(arguments)] if type(number) is int:
             return Request(number, operation, arguments)
     raise InvalidInput("request", "is not [id, operation, arguments]")
 
@@ -181,5 +181,5 @@ def check_batch(values: Sequence[Any], kind: type, limit: int, what: str) -> Non
     if not isinstance(values, list) or len(values) > limit:
         raise InvalidInput(what, f"must be a list of at most {limit}")
     for value in values:
-        if not isinstance(value, kind):
+        if type(value) is not kind:  # a bool is an int only to Python
             raise InvalidInput(what, f"{value!r} is no {kind.__name__}")

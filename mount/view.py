@@ -25,7 +25,7 @@ import trio
 from kvfs.config import VIEW_CONTENT_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import ROOT_INO, ChunkEntry, Entry, Inode
-from kvfs.names import KV_DIRECTORY, chunk_path, split_namespace
+from kvfs.names import KV_DIRECTORY, RESERVED_NAME, chunk_path, split_namespace
 from kvfs.node import Node
 from kvfs.status import status_of
 from kvfs.stored import read_header
@@ -33,7 +33,7 @@ from mount.attributes import attributes
 from mount.directories import Listed, OpenDirectory
 from mount.numbers import VIEW_BASE
 
-VIEW_NAME = b".kvfs"
+VIEW_NAME = RESERVED_NAME
 
 Decode = Callable[[Sequence[int]], str]
 
