@@ -10,6 +10,7 @@ and, where it says so, another of `kvfs.errors`.
 
 import array
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from kvfs.config import (
     IDLE_EXIT_S,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.errors import OWNED_ELSEWHERE, KvfsError, Unavailable
+from kvfs.errors import OWNED_ELSEWHERE, KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.wire import (
     PROTOCOL,
@@ -260,9 +261,20 @@ class Client:
         return sum(self._call("evict", b)[0] for b in _batches(paths, BATCH_ITEMS_MAX))
 
     def verify(self, path: bytes) -> bool:
-        """Have the node read a file whole and compare its digest; False when it was bad (it is
-        quarantined then). Raises `NamespaceError` when there is none."""
-        return bool(self._call("verify", path, deadline_s=_LONG_DEADLINE_S)[0])
+        """As `verify_all` for one file. Raises `NamespaceError` when there is none."""
+        (is_right,) = self.verify_all([path])
+        if is_right is None:
+            raise NamespaceError(errno.ENOENT, path)
+        return is_right
+
+    def verify_all(self, paths: Sequence[bytes]) -> list[bool | None]:
+        """Have the node read files whole and compare their digests: False for a bad one (it is
+        quarantined then), None where there is none."""
+        return [
+            is_right
+            for batch in _batches(paths, BATCH_ITEMS_MAX)
+            for is_right in self._call("verify", batch, deadline_s=_LONG_DEADLINE_S)[0]
+        ]
 
     def gc(self) -> dict[str, int]:
         """Remove what dead processes left; see `kvfs.upkeep.Collected`."""

@@ -302,15 +302,19 @@ async def _evict(session: Session, arguments: list[Any], descriptors: list[int])
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    inode = session.node.meta.resolve([arguments[0]])[0]
+    return [await _verify_one(session.node, path) for path in _paths(arguments[0])]
+
+
+async def _verify_one(node: Node, path: bytes) -> bool | None:
+    inode = node.meta.resolve([path])[0]  # one by one: it may go while others are read
     if inode is None or not inode.is_published:
-        raise NamespaceError(errno.ENOENT, arguments[0])
-    fd = session.node.open_inode(inode)
+        return None
+    fd = node.open_inode(inode)
     if fd is None:
         return False
     os.close(fd)
     try:
-        await session.node.check_content(inode.digest, again=True)
+        await node.check_content(inode.digest, again=True)
     except Corrupt:
         return False
     return True
@@ -346,7 +350,7 @@ _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "paths_of": ((bytes,), _paths_of),
     "set_pinned": ((list, bool), _set_pinned),
     "evict": ((list,), _evict),
-    "verify": ((bytes,), _verify),
+    "verify": ((list,), _verify),
     "gc": ((), _gc),
     "rebuild": ((), _rebuild),
     "status": ((), _status),

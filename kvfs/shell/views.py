@@ -21,7 +21,6 @@ from kvfs.inspect import (
     files_below,
     find,
     list_directory,
-    verify_files,
     walk,
 )
 from kvfs.meta.contract import Inode
@@ -40,6 +39,7 @@ from kvfs.shell.render import (
     time_text,
     write_json,
 )
+from kvfs.verify import verify_files
 
 BATCH_FILES = 1000
 

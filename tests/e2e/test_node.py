@@ -318,3 +318,22 @@ def test_many_processes_write_and_read_together(start_node) -> None:
         for rank in range(4)
     ]
     assert [worker.wait(timeout=60) for worker in workers] == [0] * 4
+
+
+def test_many_files_are_verified_in_one_question(start_node) -> None:
+    node = start_node(allow="its bytes changed|lost its file")
+    with Client(node.store) as client:
+        for name in (b"good", b"bad", b"lost"):
+            store_bytes(client, name, name * 1000)
+        for name in (b"bad", b"lost"):
+            digest = digest_of(name * 1000).hex()
+            blob = node.store / "blobs" / digest[:2] / digest[2:4] / digest
+            if name == b"lost":
+                blob.unlink()
+            else:
+                blob.write_bytes(b"BAD" * 1000)
+        found = client.verify_all([b"good", b"bad", b"absent", b"lost", b"good", b"bad"])
+        assert found == [True, False, None, False, True, None]
+        assert client.verify(b"good") is True
+        with pytest.raises(NamespaceError):
+            client.verify(b"absent")

@@ -1,0 +1,74 @@
+"""Checking many files against their digests: what `kvfs verify` does, in batches.
+
+The node reads the files. A batch is bounded by bytes, so that its answer comes within a deadline
+and progress shows, and by files, so that a hundred thousand small ones are a hundred round trips.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvfs.config import CHUNK_BYTES_MAX
+from kvfs.inspect import PAGE_ITEMS, Catalogue, Checked, Found, Verdict, walk
+
+_BATCH_BYTES_MAX = CHUNK_BYTES_MAX
+
+
+class BatchVerifier(Catalogue, Protocol):
+    """What checking files takes besides."""
+
+    def verify_all(self, paths: Sequence[bytes]) -> Sequence[bool | None]: ...
+
+
+def verify_files(verifier: BatchVerifier, path: bytes) -> Iterator[Checked]:
+    """Check every file below a path against its digest; equal bytes are read once.
+
+    The node quarantines what is bad, and takes every name of those bytes away.
+    """
+    known: dict[bytes, Verdict] = {}  # of bytes that files of other batches may have too
+    batch: list[Found] = []
+    batch_bytes = 0
+    for found in walk(verifier, path):
+        if not found.inode.is_regular:
+            continue
+        if batch and (
+            len(batch) >= PAGE_ITEMS or batch_bytes + found.inode.size_bytes > _BATCH_BYTES_MAX
+        ):
+            yield from _verify_batch(verifier, batch, known)
+            batch, batch_bytes = [], 0
+        batch.append(found)
+        batch_bytes += found.inode.size_bytes
+    yield from _verify_batch(verifier, batch, known)
+
+
+def _verify_batch(
+    verifier: BatchVerifier, batch: Sequence[Found], known: dict[bytes, Verdict]
+) -> Iterator[Checked]:
+    first: dict[bytes, bytes] = {}  # digest -> the path that is read for it
+    for item in batch:
+        if item.inode.digest and item.inode.digest not in known:
+            first.setdefault(item.inode.digest, item.path)
+    verdicts = dict(zip(first, _ask(verifier, list(first.values())), strict=True))
+    blobs = verifier.blobs(list(first)) if first else []
+    shared = {blob.digest for blob in blobs if blob is not None and blob.references > 1}
+    for item in batch:
+        size_bytes, digest = item.inode.size_bytes, item.inode.digest
+        if not digest:
+            yield Checked(item.path, size_bytes, Verdict.UNPUBLISHED, 0)
+        elif digest in known:
+            yield Checked(item.path, size_bytes, known[digest], 0)
+        elif first[digest] == item.path:
+            yield Checked(item.path, size_bytes, verdicts[digest], size_bytes)
+        elif verdicts[digest] is Verdict.GONE:  # that name; this one may still be there
+            first[digest] = item.path
+            (verdicts[digest],) = _ask(verifier, [item.path])
+            yield Checked(item.path, size_bytes, verdicts[digest], size_bytes)
+        else:
+            yield Checked(item.path, size_bytes, verdicts[digest], 0)
+    for digest, verdict in verdicts.items():
+        if verdict is Verdict.CORRUPT or (verdict is Verdict.GOOD and digest in shared):
+            known[digest] = verdict
+
+
+def _ask(verifier: BatchVerifier, paths: list[bytes]) -> list[Verdict]:
+    words = {True: Verdict.GOOD, False: Verdict.CORRUPT, None: Verdict.GONE}
+    return [words[answer] for answer in verifier.verify_all(paths)]
