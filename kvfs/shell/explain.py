@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from kvfs.errors import InvalidInput
 from kvfs.shell.namespaces import Namespace, Part, estimate_chunks
-from kvfs.shell.prefixes import ChunkSource, Position, TreeWalk, keys_of, read_positions
+from kvfs.shell.positions import ChunkSource, Position, keys_of, read_positions
+from kvfs.shell.prefixes import TreeWalk
 
 TOKEN_ID_MAX = 2**32 - 1
 TOKENS_MAX = 16 * 1024 * 1024

@@ -111,18 +111,9 @@ def _list_fan_out(source: Directories, directory: bytes) -> Iterator[tuple[bytes
         return
 
 
-def count_chunks(source: Directories, space: Namespace) -> Census:
-    """Count a namespace's files; one pass over its directories."""
-    return _count(source, space, None)
-
-
 def estimate_chunks(source: Directories, space: Namespace) -> Census:
     """Count a namespace's files, a large one's from some of its directories: keys are hashes, so
     all are about equally full."""
-    return _count(source, space, ESTIMATE_FILES)
-
-
-def _count(source: Directories, space: Namespace, enough: int | None) -> Census:
     files = size_bytes = 0
     parts = set()
     directories = _fan_out(source, space)
@@ -131,7 +122,7 @@ def _count(source: Directories, space: Namespace, enough: int | None) -> Census:
             files += 1
             size_bytes += entry.inode.size_bytes
             parts.add(part)
-        if enough is not None and files >= enough and seen < len(directories):
+        if files >= ESTIMATE_FILES and seen < len(directories):
             scale = len(directories) / seen
             return Census(int(files * scale), int(size_bytes * scale), frozenset(parts), True)
     return Census(files, size_bytes, frozenset(parts))

@@ -1,115 +1,19 @@
 """The tree of cached prefixes of a model: which starts of prompts are there, and how they go on.
 
-Chunk files of one place in a prompt, one for each KV group and shard, are one *position*; it is
-complete when all are there. Positions that follow each other without a branch are one *run*, which
-is what a person sees as one line. Children are asked for in batches and runs yielded depth first,
-so a tree of any size needs memory for one path and a block of siblings, and a bit a file.
+Positions that follow each other without a branch are one *run*, which is what a person sees as one
+line. Children are asked for in batches and runs yielded depth first, so a tree of any size needs
+memory for one path, a block of siblings and what is read ahead, and a bit a file.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from kvfs.inspect import PAGE_ITEMS, Directories
-from kvfs.meta.contract import ChunkEntry, ChunkInfo
-from kvfs.names import chunk_key, chunk_path, parse_key
+from kvfs.names import chunk_path
 from kvfs.shell.namespaces import Namespace, Part, list_chunks
+from kvfs.shell.positions import ChunkSource, Position, ReadAhead, keys_of, parse_stem
 
 SIBLINGS_BLOCK = 256  # runs that are followed together
-CHILDREN_FIRST = 16  # children of each in its first answer; more come in pages
-CHILDREN_MAX = 65_536  # of one position; beyond that the tree is cut
-
-
-class ChunkSource(Directories, Protocol):
-    """The part of a client that reading trees of chunks takes."""
-
-    def children(
-        self, namespace: bytes, parent_key: bytes, after: int, limit: int
-    ) -> Sequence[ChunkEntry]: ...
-
-    def children_of(
-        self, namespace: bytes, parent_keys: Sequence[bytes], limit: int
-    ) -> Sequence[Sequence[ChunkEntry]]: ...
-
-    def chunk(self, path: bytes) -> ChunkInfo | None: ...
-
-
-# Positions ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Position:
-    """One place in a prompt: the chunk files that hold it."""
-
-    stem: bytes  # what its keys have in common: the engine's hash of the last block
-    token_start: int
-    token_end: int
-    entries: tuple[ChunkEntry, ...]
-
-    @property
-    def parts(self) -> frozenset[Part]:
-        return frozenset((entry.info.group, entry.info.shard) for entry in self.entries)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(entry.inode.size_bytes for entry in self.entries)
-
-    @property
-    def created_ns(self) -> int:
-        return max(entry.inode.mtime_ns for entry in self.entries)
-
-    @property
-    def used_ns(self) -> int:
-        return max(entry.inode.used_ns for entry in self.entries)
-
-    @property
-    def is_pinned(self) -> bool:
-        return any(entry.inode.pinned for entry in self.entries)
-
-
-def read_positions(
-    source: ChunkSource, space: Namespace, parents: Sequence[Sequence[bytes]]
-) -> list[list[Position]]:
-    """For each parent, given as the keys of its parts: the positions that continue it, the last
-    used first."""
-    keys = [key for parent in parents for key in parent]
-    firsts = source.children_of(space.path, keys, CHILDREN_FIRST)
-    found = (_read_rest(source, space, key, first) for key, first in zip(keys, firsts, strict=True))
-    return [_merge(entry for _ in parent for entry in next(found)) for parent in parents]
-
-
-def _read_rest(
-    source: ChunkSource, space: Namespace, key: bytes, first: Sequence[ChunkEntry]
-) -> Sequence[ChunkEntry]:
-    if len(first) < CHILDREN_FIRST:
-        return first
-    found = list(first)
-    page = first
-    while page and len(found) < CHILDREN_MAX:
-        page = source.children(space.path, key, page[-1].inode.ino, PAGE_ITEMS)
-        found += page
-    return found
-
-
-def _merge(entries: Iterable[ChunkEntry]) -> list[Position]:
-    places: dict[tuple[bytes, int, int], list[ChunkEntry]] = {}
-    for entry in entries:
-        info = entry.info
-        parsed = _parse(info.key)
-        if parsed is not None and parsed[1:] == (info.group, info.shard):
-            place = (parsed[0], info.token_start, info.token_end)
-            places.setdefault(place, []).append(entry)
-    positions = [Position(*place, tuple(found)) for place, found in places.items()]
-    positions.sort(key=lambda position: (-position.used_ns, position.token_end, position.stem))
-    return positions
-
-
-def _parse(key: bytes) -> tuple[bytes, int, int] | None:
-    return parse_key(key.decode("ascii", "replace"))
-
-
-def keys_of(stem: bytes, parts: Iterable[Part]) -> list[bytes]:
-    """The keys of all chunk files that a position may have."""
-    return [chunk_key(stem, group, shard).encode() for group, shard in parts]
 
 
 class InodeSet:
@@ -185,14 +89,13 @@ class TreeWalk:
         self._source = source
         self._space = space
         self._parts = parts
-        self._sorted_parts = sorted(parts)
+        self._ahead = ReadAhead(source, space, parts)
         self._serial = 0
 
     def runs(self, depth: int | None = None) -> Iterator[Run]:
         """The runs from the start of every prompt, depth first, the last used first. At `depth`
         levels of branches the rest is summed up in the run that it continues."""
-        (roots,) = read_positions(self._source, self._space, [[b""]])
-        return self._walk(roots, depth)
+        return self._walk(self._ahead.roots(), depth)
 
     def orphans(self, depth: int | None = None) -> Iterator[Run]:
         """The runs whose start is gone, once `runs` has reached what there is: what eviction or
@@ -203,20 +106,17 @@ class TreeWalk:
                 continue
             stem = self._missing_parent(path)
             if stem:
-                (cut,) = read_positions(self._source, self._space, [self._keys(stem)])
+                (cut,) = self._ahead.after([stem])
                 for run in self._walk(cut, depth):
                     run.is_orphan = True
                     yield run
             self.reached.add(entry.inode.ino)
 
-    def _keys(self, stem: bytes) -> list[bytes]:
-        return keys_of(stem, self._sorted_parts)
-
     def _missing_parent(self, path: bytes) -> bytes:
         """Follow parents upwards to the one that is not there. b"" when all are: a chunk that came
         while we looked, or one whose header contradicts its parent's."""
         info = self._source.chunk(path)
-        while info is not None and (parent := _parse(info.parent)) is not None:
+        while info is not None and (parent := parse_stem(info.parent)) is not None:
             above = self._find_file(parent[0])
             if above is None:
                 return parent[0]
@@ -227,7 +127,9 @@ class TreeWalk:
         return b""
 
     def _find_file(self, stem: bytes) -> bytes | None:
-        paths = [chunk_path(self._space.path, key.decode()) for key in self._keys(stem)]
+        paths = [
+            chunk_path(self._space.path, key.decode()) for key in keys_of(stem, sorted(self._parts))
+        ]
         for path in paths:
             inode = self._source.stat(path)
             if inode is not None and inode.is_published:
@@ -274,7 +176,7 @@ class TreeWalk:
     def _positions_after(self, tails: Sequence[Position]) -> list[list[Position]]:
         """What continues each position, without what was reached already and what claims to end
         before it begins: so that no header can send the walk in circles."""
-        found = read_positions(self._source, self._space, [self._keys(p.stem) for p in tails])
+        found = self._ahead.after([position.stem for position in tails])
         return [
             [
                 position
@@ -305,6 +207,8 @@ class TreeWalk:
                     still.append(run)
                 else:
                     run.branches = len(found)
+                    if found:  # which the walk asks for when it goes on there
+                        self._ahead.keep(run.tail.stem, found)
             growing = still
         return runs
 

@@ -27,7 +27,8 @@ from kvfs.shell.namespaces import (
     find_namespaces,
     shown_name,
 )
-from kvfs.shell.prefixes import Position, Run, TreeWalk
+from kvfs.shell.positions import Position
+from kvfs.shell.prefixes import Run, TreeWalk
 from kvfs.shell.render import count_text, size_text, snippet, table, time_text, write_json
 from kvfs.shell.show import look_at_header
 from kvfs.shell.views import Session

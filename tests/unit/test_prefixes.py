@@ -1,14 +1,16 @@
 """The tree of cached prefixes: runs, branches, groups and shards, orphans, and hostile headers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from kvfs.errors import InvalidInput
+from kvfs.meta.contract import ChunkEntry
+from kvfs.shell import positions
 from kvfs.shell.namespaces import (
     ESTIMATE_FILES,
     choose_namespaces,
-    count_chunks,
     estimate_chunks,
     find_namespaces,
 )
@@ -35,7 +37,7 @@ def chain(
 
 def walk(client: FakeClient, depth: int | None = None, *, orphans: bool = False) -> list[Run]:
     (space,) = find_namespaces(client)
-    tree = TreeWalk(client, space, count_chunks(client, space).parts)
+    tree = TreeWalk(client, space, estimate_chunks(client, space).parts)
     runs = list(tree.runs(depth))
     return list(tree.orphans(depth)) if orphans else runs
 
@@ -131,7 +133,7 @@ def test_siblings_behind_one_gap_are_found_once(client: FakeClient) -> None:
 def test_chunks_that_come_meanwhile_are_no_orphans(client: FakeClient) -> None:
     chain(client, "ab")
     (space,) = find_namespaces(client)
-    tree = TreeWalk(client, space, count_chunks(client, space).parts)
+    tree = TreeWalk(client, space, estimate_chunks(client, space).parts)
     assert len(list(tree.runs())) == 1
     chain(client, "cd", "b", 512)
     chain(client, "xy")
@@ -206,11 +208,50 @@ def test_counts(client: FakeClient) -> None:
     chain(client, "abc", part=(1, 2))
     client.add_file(SPACE + b"/ab/foreign.txt")
     (space,) = find_namespaces(client)
-    census = count_chunks(client, space)
+    census = estimate_chunks(client, space)
     assert (census.files, census.size_bytes, census.is_estimate) == (3, 6 * 2**20, False)
     assert census.parts == {(1, 2)}
-    assert estimate_chunks(client, space) == census
     assert ESTIMATE_FILES > 3
+
+
+def test_a_walk_asks_for_many_chunks_at_once(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trunk in "ABCD":  # each a chain from which a chain branches off at every chunk
+        names = [f"{trunk}{number}" for number in range(10)]
+        parent = None
+        for start, name in enumerate(names):
+            span = (256 * start, 256 * start + 256)
+            client.add_chunk(SPACE, name, parent, span)
+            client.add_chunk(SPACE, f"{name}+", name, (span[1], span[1] + 256))
+            parent = name
+    batches = []
+    answer = client.children_of
+
+    def children_of(namespace: bytes, keys: Sequence[bytes], limit: int) -> list[list[ChunkEntry]]:
+        batches.append(len(keys))
+        return answer(namespace, keys, limit)
+
+    monkeypatch.setattr(client, "children_of", children_of)
+    runs = walk(client)
+    assert sum(run.files for run in runs) == 80
+    assert sum(batches) == 81  # the root, and each chunk once
+    assert len(batches) <= 13  # as deep as the tree is
+
+
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_what_is_read_ahead_has_little_room(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    chain(client, "ab")
+    chain(client, "cd", "b", 512)
+    chain(client, "ef", "b", 512)
+    chain(client, "g", "f", 1024)
+    chain(client, "h", "f", 1024)
+    expected = shape(walk(client))
+    monkeypatch.setattr(positions, "AHEAD_POSITIONS_MAX", room)
+    monkeypatch.setattr(positions, "AHEAD_WAITING_MAX", room)
+    assert shape(walk(client)) == expected
 
 
 def test_inode_sets() -> None:
