@@ -159,6 +159,7 @@ def _prefixes(session: "Session", arguments: Arguments) -> int:
         depth=arguments.depth,
         limit=arguments.limit,
         tokenizer=arguments.tokenizer,
+        with_empty=arguments.all,
     )
 
 

@@ -215,6 +215,7 @@ def _add_looking(commands: Commands) -> None:
         metavar="N",
         help=f"lines of each model ({PREFIX_LINES}; 0: all)",
     )
+    parser.add_argument("--all", action="store_true", help="also models of which no chunk is left")
     _add_tokenizer(parser, "to show the text")
 
     parser = add(

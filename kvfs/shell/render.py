@@ -49,6 +49,12 @@ def age_text(age_ns: int) -> str:
     return "0 s"
 
 
+def duration_text(seconds: float) -> str:
+    """`3.2 ms`, `1.4 s`: two digits that count."""
+    value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
+
+
 def time_text(time_ns: int) -> str | None:
     """RFC 3339 in UTC to the microsecond; None when there is no time (0) or no such year."""
     if time_ns == 0:

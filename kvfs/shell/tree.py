@@ -11,6 +11,7 @@ from kvfs.chunk import digest_tokens
 from kvfs.client import Client
 from kvfs.errors import InvalidInput
 from kvfs.names import chunk_path, escape
+from kvfs.shell.cost import measure_load_s
 from kvfs.shell.explain import (
     TOKENS_MAX,
     End,
@@ -29,7 +30,15 @@ from kvfs.shell.namespaces import (
 )
 from kvfs.shell.positions import Position
 from kvfs.shell.prefixes import Run, TreeWalk
-from kvfs.shell.render import count_text, size_text, snippet, table, time_text, write_json
+from kvfs.shell.render import (
+    count_text,
+    duration_text,
+    size_text,
+    snippet,
+    table,
+    time_text,
+    write_json,
+)
 from kvfs.shell.show import look_at_header
 from kvfs.shell.views import Session
 from kvfs.tokenizer import Tokenizer
@@ -43,24 +52,37 @@ TextOf = Callable[[Namespace, Position], str | None]
 
 # Prefixes -----------------------------------------------------------------------------------------
 def prefixes(
-    session: Session, model: str | None, *, depth: int | None, limit: int, tokenizer: Path | None
+    session: Session,
+    model: str | None,
+    *,
+    depth: int | None,
+    limit: int,
+    tokenizer: Path | None,
+    with_empty: bool,
 ) -> int:
-    """`kvfs prefixes`: exit code 1 when MODEL has no chunks here."""
+    """`kvfs prefixes`: exit code 1 when MODEL has no chunks here. `with_empty`: show also what had
+    chunks once, of which only directories are left."""
     known = find_namespaces(session.client)
     spaces = known if model is None else choose_namespaces(known, model)
-    if model is not None and not spaces:
-        return _complain_of_model("prefixes", model, known)
+    counted = [(space, estimate_chunks(session.client, space)) for space in spaces]
+    shown = [(space, census) for space, census in counted if census.files or with_empty]
+    if model is not None and not shown:
+        others = [space for space in known if space not in spaces]
+        return _complain_of_model("prefixes", model, others)
     text_of = _text_reader(session.client, tokenizer)
     if session.is_json:
-        documents = (_space_document(session, space, depth, limit, text_of) for space in spaces)
+        documents = (
+            _space_document(session, space, census, depth, limit, text_of)
+            for space, census in shown
+        )
         write_json(session.out, {}, ("models", documents))
         return 0
-    if not spaces:
+    if not shown:
         session.out.write("no chunks are cached\n")
-    for number, space in enumerate(spaces):
+    for number, (space, census) in enumerate(shown):
         if number:
             session.out.write("\n")
-        session.lines(_space_lines(session, space, depth, limit, text_of))
+        session.lines(_space_lines(session, space, census, depth, limit, text_of))
     return 0
 
 
@@ -119,9 +141,13 @@ class _Tree:
 
 
 def _space_lines(
-    session: Session, space: Namespace, depth: int | None, limit: int, text_of: TextOf
+    session: Session,
+    space: Namespace,
+    census: Census,
+    depth: int | None,
+    limit: int,
+    text_of: TextOf,
 ) -> Iterator[str]:
-    census = estimate_chunks(session.client, space)
     files = count_text(census.files, "chunk file")
     about = "about " if census.is_estimate else ""
     yield f"{shown_name(space)}  {about}{files}, {size_text(census.size_bytes)}"
@@ -176,9 +202,13 @@ def _run_text(session: Session, run: Run, text: str | None) -> str:
 
 
 def _space_document(
-    session: Session, space: Namespace, depth: int | None, limit: int, text_of: TextOf
+    session: Session,
+    space: Namespace,
+    census: Census,
+    depth: int | None,
+    limit: int,
+    text_of: TextOf,
 ) -> dict[str, Any]:
-    census = estimate_chunks(session.client, space)
     tree = _Tree(session.client, space, census)
     runs = [_run_document(run, text_of(space, run.head)) for run in tree.runs(depth, limit)]
     return {
@@ -248,7 +278,7 @@ def explain(
         )
     places = _Places(session.client, found)
     if session.is_json:
-        documents = [_explanation_document(item, places) for item in found]
+        documents = [_explanation_document(session, item, places) for item in found]
         write_json(session.out, {"tokens": len(tokens)}, ("models", documents))
     else:
         for number, item in enumerate(found):
@@ -299,10 +329,11 @@ class _Places:
 
 
 def _explanation_lines(session: Session, found: Explanation, places: _Places) -> Iterator[str]:
-    hit_bytes = sum(p.size_bytes for p in found.cached if p.token_end <= found.hit_tokens)
+    load_bytes, load_s = _load_cost(session.client, found)
+    cost = "" if load_s is None else f", about {duration_text(load_s)} with one thread"
     yield (
         f"{shown_name(found.namespace)}: {found.hit_tokens:,} of {found.tokens:,} tokens cached,"
-        f" {size_text(hit_bytes)} to load"
+        f" {size_text(load_bytes)} to load{cost}"
     )
     rows = []
     for position in found.cached:
@@ -314,6 +345,19 @@ def _explanation_lines(session: Session, found: Explanation, places: _Places) ->
     rows += [_chunk_row(session, position, "unusable", places) for position in found.beyond]
     yield from ("  " + line for line in table(rows, right=(2,)))
     yield "  " + end_text(found)
+
+
+def _load_cost(client: Client, found: Explanation) -> tuple[int, float | None]:
+    """Bytes of the hit, and seconds to read them."""
+    entries = [
+        entry
+        for position in found.cached
+        if position.token_end <= found.hit_tokens
+        for entry in position.entries
+    ]
+    size_bytes = sum(entry.inode.size_bytes for entry in entries)
+    paths = [chunk_path(found.namespace.path, os.fsdecode(entry.info.key)) for entry in entries]
+    return size_bytes, measure_load_s(client, paths, size_bytes)
 
 
 def _chunk_row(session: Session, position: Position, word: str, places: _Places) -> list[str]:
@@ -359,14 +403,16 @@ def end_text(found: Explanation) -> str:
     return f"no chunk continues at token {found.hit_tokens}: never stored, or evicted{searched}"
 
 
-def _explanation_document(found: Explanation, places: _Places) -> dict[str, Any]:
+def _explanation_document(session: Session, found: Explanation, places: _Places) -> dict[str, Any]:
+    load_bytes, load_s = _load_cost(session.client, found)
     return {
         "name": shown_name(found.namespace),
         "model": found.namespace.model,
         "fingerprint": found.namespace.fingerprint,
         "hit_tokens": found.hit_tokens,
         "chunk_tokens": found.chunk_tokens,
-        "load_bytes": sum(p.size_bytes for p in found.cached if p.token_end <= found.hit_tokens),
+        "load_bytes": load_bytes,
+        "load_s": load_s,  # with one thread, from a sample
         "end": found.end.value,
         "reason": end_text(found),
         "missing_groups_and_shards": sorted(found.missing_parts),

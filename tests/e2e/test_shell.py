@@ -364,6 +364,11 @@ def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
         timeout=DEADLINE_S,
     )
     assert b"\n   |- 512-768" in ascii_only.stdout
+    with Client(store) as client:
+        client.evict([publish(client, b"kv/empty@" + FINGERPRINT.encode() + b"/ab/x", b"x")])
+    assert len(kvfs_json("prefixes", store=store)["models"]) == 1
+    assert len(kvfs_json("prefixes", "--all", store=store)["models"]) == 2
+    assert kvfs("prefixes", "empty", store=store).returncode == 1
     cut = kvfs_text("prefixes", "--depth", "1", store=store).splitlines()
     assert "+ 3 chunks in 2 branches" in cut[1]
 
@@ -378,6 +383,7 @@ def test_explain(store: Path, tokenizer: Path, tmp_path: Path) -> None:
     assert (found["hit_tokens"], found["end"]) == (1024, "complete")
     assert found["chunks"][0]["directories"] == [str(store)]
     assert found["load_bytes"] == sum(c["size_bytes"] for c in found["chunks"])
+    assert 0 < found["load_s"] < 10
     text = " ".join(f"w{token}" for token in TOKENS[:300])
     (found,) = kvfs_json(*words, "--text", text, "--tokenizer", tokenizer, store=store)["models"]
     assert (found["hit_tokens"], found["end"]) == (256, "complete")
@@ -385,6 +391,7 @@ def test_explain(store: Path, tokenizer: Path, tmp_path: Path) -> None:
         client.evict([paths[1]])
     shown = kvfs_text(*words, "--tokens", ids, store=store)
     assert "256 of 1,100 tokens cached" in shown and "gap" in shown
+    assert "s with one thread" in shown.splitlines()[0]
     assert [line.split()[:2] for line in shown.splitlines()[1:-1]] == [
         ["0-256", "hit"],
         ["256-512", "miss"],

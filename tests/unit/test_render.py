@@ -9,6 +9,7 @@ from kvfs.names import escape
 from kvfs.shell.render import (
     age_text,
     count_text,
+    duration_text,
     facts,
     size_text,
     snippet,
@@ -77,6 +78,11 @@ def test_times_are_rfc_3339() -> None:
     assert time_text(0) is None
     assert time_text(2**63) is None or time_text(2**63).endswith("Z")
     assert time_text(10**30) is None
+
+
+def test_durations() -> None:
+    shown = [duration_text(seconds) for seconds in (0, 0.0032, 0.0123, 0.9, 1.44, 100)]
+    assert shown == ["0.0 ms", "3.2 ms", "12 ms", "900 ms", "1.4 s", "100 s"]
 
 
 def test_snippets_are_one_line() -> None:
