@@ -56,21 +56,6 @@ class Unavailable(KvfsError):
 OWNED_ELSEWHERE = "another node owns this store"  # how `Unavailable` says that a lock is taken
 
 
-def is_transient(error: BaseException) -> bool:
-    """Say whether the same call may succeed later; the one place where retry is decided."""
-    if isinstance(error, Unavailable):
-        return True
-    return isinstance(error, OSError) and error.errno in {
-        errno.EAGAIN,
-        errno.EINTR,
-        errno.EBUSY,
-        errno.ETIMEDOUT,
-        errno.ECONNRESET,
-        errno.ECONNREFUSED,
-        errno.EPIPE,
-    }
-
-
 def first_of(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
     """An error of a group, as trio raises them; it has at least one."""
     error: KvfsError | BaseExceptionGroup[KvfsError] = group
