@@ -18,7 +18,7 @@ import trio
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config, DirectoryConfig
-from kvfs.errors import InvalidInput
+from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine, find_damage
 from kvfs.node import Node
@@ -189,7 +189,10 @@ async def _sync_always(node: Node) -> None:
     """Bound what a crash of the machine may lose."""
     while True:
         await trio.sleep(META_SYNC_INTERVAL_S)
-        await trio.to_thread.run_sync(node.meta.sync)
+        try:
+            await trio.to_thread.run_sync(node.meta.sync)
+        except (OutOfSpace, Unavailable) as error:  # not the end: the next time it may do
+            log.warning("%s", error)
 
 
 def _raise_descriptor_limit() -> None:

@@ -196,7 +196,8 @@ class MetaEngine(Protocol):
 
     A name that is empty, `.` or `..`, or holds `/` or NUL is EINVAL everywhere; one above
     `NAME_BYTES_MAX` is ENAMETOOLONG. An unknown `ino` or `parent` is ENOENT, a `parent` that is no
-    directory ENOTDIR. A database that is full is ENOSPC.
+    directory ENOTDIR. What cannot be written for lack of room raises `OutOfSpace`, for another
+    fault of the disk `Unavailable`; nothing has changed then.
     """
 
     def close(self) -> None: ...

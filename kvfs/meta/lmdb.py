@@ -13,6 +13,7 @@ files: that costs misses, never wrong bytes.
 """
 
 import errno
+import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -28,9 +29,10 @@ from kvfs.config import (
     META_BYTES_MAX,
     META_DIRECTORIES_CACHED_MAX,
     META_READERS_MAX,
+    MIB,
     PAGE_BYTES,
 )
-from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
+from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta import content, records, tree
 from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
@@ -54,13 +56,17 @@ from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, ch
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
+_COMMIT_BYTES = MIB  # what a transaction may write: with less room left, room is what it lacked
+_LOCK_BYTES = 2 * PAGE_BYTES
+_NO_ROOM = "the disk has no room for metadata: free some, or raise min_free"
 
 
 class LmdbEngine:
     """`MetaEngine` on LMDB; see there for what each method promises."""
 
-    def __init__(self, env: lmdb.Environment, tables: Tables) -> None:
+    def __init__(self, env: lmdb.Environment, tables: Tables, directory: Path) -> None:
         self._env = env
+        self._directory = directory
         self._tables = tables
         self._cache = InodeCache()
         self.is_new = False  # made by this `open`
@@ -80,9 +86,11 @@ class LmdbEngine:
         """Open the database in `directory`, making both when they are missing.
 
         `root_uid`, `root_gid` and `now_ns` are for a new root directory. Raises `InvalidInput` for
-        a database of another version, `Corrupt` for one that is none.
+        a database of another version, `Corrupt` for one that is none, `OutOfSpace` and
+        `Unavailable` when its disk takes none.
         """
         directory.mkdir(parents=True, exist_ok=True)
+        _take_lock_room(directory / "lock.mdb")
         try:
             env = lmdb.open(
                 str(directory),
@@ -108,10 +116,13 @@ class LmdbEngine:
                 if is_new:
                     now_ns = time.time_ns() if now_ns is None else now_ns
                     _lay_out(txn, tables, root_uid, root_gid, now_ns)
+        except lmdb.Error as error:
+            env.close()
+            raise _failure(error, directory) from error
         except BaseException:
             env.close()
             raise
-        engine = cls(env, tables)
+        engine = cls(env, tables, directory)
         engine.is_new = is_new
         return engine
 
@@ -120,8 +131,12 @@ class LmdbEngine:
         self._env.close()
 
     def sync(self) -> None:
-        """Make everything so far durable. Blocks; safe in a worker thread while others write."""
-        self._env.sync(True)
+        """Make everything so far durable. Blocks; safe in a worker thread while others write.
+        Raises `OutOfSpace` and `Unavailable`."""
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise _failure(error, self._directory) from error
 
     @contextmanager
     def _reading(self) -> Iterator[View]:
@@ -135,8 +150,8 @@ class LmdbEngine:
                 batch = Batch(txn, self._tables, self._cache)
                 yield batch
                 batch.finish()
-        except lmdb.MapFullError as error:
-            raise NamespaceError(errno.ENOSPC) from error
+        except lmdb.Error as error:
+            raise _failure(error, self._directory) from error
         batch.committed()
         if batch.moves_directories:
             self._directories = {b"": pack_ordered(ROOT_INO)}
@@ -389,6 +404,19 @@ class LmdbEngine:
         return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
 
 
+def _take_lock_room(file: Path) -> None:
+    """LMDB maps its lock file and writes there: on a full disk that would end the process."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpace(_NO_ROOM) from error
+    finally:
+        os.close(fd)
+
+
 def find_damage(directory: Path) -> str | None:
     """Why a database file cannot be used, found without touching pages that are not there (which
     would end the process); None when it is whole as far as a look shows, or missing."""
@@ -413,6 +441,17 @@ def find_damage(directory: Path) -> str | None:
     except lmdb.Error as error:
         return f"{file} is damaged ({error})"
     return None
+
+
+def _failure(error: lmdb.Error, directory: Path) -> KvfsError:
+    """What a transaction that could not be written means. Nothing of it was kept."""
+    if isinstance(error, lmdb.MapFullError):
+        return OutOfSpace("the metadata is full: remove files")
+    # DiskError is py-lmdb's word for ENOSPC. A write that found room for its start is EIO to LMDB.
+    disk = os.statvfs(directory)
+    if isinstance(error, lmdb.DiskError) or disk.f_bavail * disk.f_frsize < _COMMIT_BYTES:
+        return OutOfSpace(_NO_ROOM)
+    return Unavailable(f"the metadata cannot be written: {error}; look at its disk, then restart")
 
 
 def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", directory: Path) -> bool:

@@ -1,13 +1,15 @@
 """The embedded engine against the contract, and what only it promises."""
 
-import errno
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Never
 
 import lmdb
 import pytest
 
-from kvfs.errors import Corrupt, InvalidInput, NamespaceError
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.lmdb import LmdbEngine
 from tests.contract.meta_suite import FILE, T0, MetaSuite, publication
@@ -54,16 +56,58 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
         LmdbEngine.open(tmp_path)
 
 
-def test_a_full_database_is_enospc_and_stays_whole(tmp_path: Path) -> None:
+def test_a_full_database_is_out_of_space_and_stays_whole(tmp_path: Path) -> None:
     engine = LmdbEngine.open(tmp_path, map_bytes=1024 * 1024)
     count = 0
-    with pytest.raises(NamespaceError) as caught:
+    with pytest.raises(OutOfSpace):
         for count in range(100_000):
             engine.publish([publication(count, b"d/%d" % count)], T0)
-    assert caught.value.code == errno.ENOSPC
     assert engine.usage().blobs == count
     assert engine.sizes([b"d/%d" % count, b"d/0"]) == [None, 100]
     assert engine.inode(ROOT_INO) is not None
+    engine.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_out_of_space_and_changes_nothing(small_disk: Path) -> None:
+    engine = LmdbEngine.open(small_disk)
+    count = 0
+    with pytest.raises(OutOfSpace, match="the disk has no room for metadata"):
+        for count in range(100_000):
+            engine.publish([publication(count, b"d/%d" % count)], T0)
+    assert engine.usage().blobs == count
+    assert engine.sizes([b"d/%d" % count, b"d/0"]) == [None, 100]
+    engine.close()
+    (small_disk / "new").mkdir()
+    with pytest.raises(OutOfSpace, match="the disk has no room for metadata"):
+        LmdbEngine.open(small_disk / "new")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+class _BadDisk:
+    """Stands in for an environment whose disk fails."""
+
+    def begin(self, *args: object, **options: object) -> Never:
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    sync = begin
+
+
+def test_a_failing_disk_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LmdbEngine.open(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_env", _BadDisk())
+        for call in (lambda: engine.publish([publication(1, b"f")], T0), engine.sync):
+            with pytest.raises(Unavailable, match="Input/output error"):
+                call()
+    assert engine.sizes([b"f"]) == [None]
     engine.close()
 
 
