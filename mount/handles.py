@@ -1,9 +1,10 @@
 """Open files: who has which version open, where its bytes are, and when they are published.
 
-`mount.states` says what an open means; this module does it. Each open version has at most one
-stage, shared by all its writers, and is published when a writer closes (FLUSH, so that close()
-returns when every client sees the file whole) or, for pages that a mapping wrote after that, when
-the last writer is released. A file without a name is never published.
+`mount.states` says what an open means; this module does it. `mount.stages` has the bytes that
+change. Each open version has at most one stage, shared by all its writers, and is published when a
+writer closes (FLUSH, so that close() returns when every client sees the file whole) or, for pages
+that a mapping wrote after that, when the last writer is released. A file without a name is never
+published.
 
 What must not interleave, in the one trio thread:
 
@@ -30,59 +31,22 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import trio
 
-from kvfs.config import (
-    CACHED_DIGESTS_MAX,
-    PAGE_BYTES,
-    SETTLED_S,
-    STAGE_STEP_BYTES_MAX,
-)
-from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
+from kvfs.config import CACHED_DIGESTS_MAX, SETTLED_S
+from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
-from kvfs.stage import Stage
-from mount.content import OpenBytes, write_whole
+from mount.content import OpenBytes
 from mount.numbers import Numbers
 from mount.passthrough import BackingIds
 from mount.retries import SentBack
-from mount.states import Access, Opening, State, decide_open, keeps_cache
+from mount.stages import Stages, Version
+from mount.states import Access, Opening, decide_open, keeps_cache
 
 log = logging.getLogger(__name__)
-
-_WRITE_INLINE_BYTES_MAX = 256 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class Version:
-    """One kernel inode with open handles. Bytes are in `stage` while they change, else in the blob
-    of `digest`, which `content` has open once someone read."""
-
-    number: int
-    ino: int
-    digest: bytes = b""
-    readers: int = 0
-    writers: int = 0
-    content: OpenBytes | None = None
-    stage: Stage | None = None
-    is_dirty: bool = False  # the stage has what is not published
-    size_bytes: int = 0  # of the stage
-    mtime_ns: int = 0  # of the stage
-    written_bytes: int = 0  # at most so much of the reservation is used
-    frozen: Inode | None = None  # what an old version shows
-    lock: trio.Lock = field(default_factory=trio.Lock)
-
-    @property
-    def state(self) -> State:
-        if self.frozen is not None:
-            return State.OLD
-        if self.stage is not None:
-            return State.STAGED
-        if self.writers:
-            return State.WRITE
-        return State.READ if self.readers else State.IDLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +78,7 @@ class OpenFiles:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._stages = Stages(node)
         self._versions: dict[int, Version] = {}
         self._handles: dict[int, Handle] = {}
         self._last_fh = 0
@@ -151,7 +116,7 @@ class OpenFiles:
             keep = keeps_cache(opening, is_same_digest=self._is_cached(version))
             if opening is Opening.EMPTY:
                 async with version.lock:
-                    await self._truncate(version, 0)
+                    await self._stages.truncate(version, 0)
             elif not is_writer:
                 await self._open_content(version)
         except BaseException as error:
@@ -187,7 +152,7 @@ class OpenFiles:
             self._node.discard(stage)
             raise
         version = Version(inode.ino, inode.ino)
-        self._adopt_stage(version, stage, 0)
+        self._stages.adopt(version, stage, 0)
         version.is_dirty = True
         self._enter(version, is_writer=True)
         self.backing.enter(version.number, None)
@@ -254,24 +219,11 @@ class OpenFiles:
         del self._versions[version.number]
         if version.stage is not None:
             self._cached.pop(version.number, None)
-            self._drop_stage(version)
+            self._stages.drop(version)
         elif version.content is not None:
             version.content.retire()
         version.content = None
         self.numbers.settle(version.ino)
-
-    def _drop_stage(self, version: Version) -> None:
-        """Give up what was not published. A file that never was has no bytes then, and goes."""
-        stage, version.stage = version.stage, None
-        assert stage is not None
-        if stage.is_open:
-            self._node.discard(stage)
-        else:
-            os.close(stage.fd)
-        inode = self._node.meta.inode(version.ino)
-        if inode is not None and inode.nlink and not inode.is_published:
-            log.info("inode %d was not published; its names are dropped", inode.ino)
-            self._node.drop_files([inode.ino])
 
     def _add(self, version: Version, is_writer: bool) -> int:
         self._last_fh += 1
@@ -318,82 +270,25 @@ class OpenFiles:
         """Write all of `data`, or raise and count nothing as written."""
         version = self._handles[fh].version
         async with version.lock:
-            stage = await self._start_stage(version)
-            await self._reserve(version, stage, len(data))
-            version.is_dirty = True
-            try:
-                if len(data) <= _WRITE_INLINE_BYTES_MAX:
-                    write_whole(stage.fd, data, offset)
-                else:
-                    await trio.to_thread.run_sync(write_whole, stage.fd, data, offset)
-            except OSError:
-                os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
-                raise
-            version.size_bytes = max(version.size_bytes, offset + len(data))
-            version.mtime_ns = self._node.now_ns()
-
-    async def _start_stage(self, version: Version) -> Stage:
-        """The version's stage, made with a copy of its blob if there is none. Holds the lock."""
-        if version.stage is not None:
-            return version.stage
-        size_bytes = 0
-        if version.digest:
-            stage = await self._node.stage_copy(version.ino)
-            size_bytes = os.fstat(stage.fd).st_size
-        else:
-            stage = self._node.stage()
-        self._adopt_stage(version, stage, size_bytes)
-        return stage
-
-    def _adopt_stage(self, version: Version, stage: Stage, size_bytes: int) -> None:
-        if version.content is not None:
-            version.content.retire()
-        version.stage = stage
-        version.content = OpenBytes(stage.fd)
-        version.size_bytes = size_bytes
-        version.written_bytes = size_bytes
-        version.mtime_ns = self._node.now_ns()
-
-    async def _reserve(self, version: Version, stage: Stage, size_bytes: int) -> None:
-        """Have room for `size_bytes` more. What counts is what the file takes on disk."""
-        more_bytes = size_bytes + 2 * PAGE_BYTES
-        version.written_bytes += more_bytes
-        if version.written_bytes <= stage.reserved_bytes:
-            return
-        needed = os.fstat(stage.fd).st_blocks * 512 + more_bytes
-        version.written_bytes = needed
-        try:
-            await self._node.reserve(stage, needed + min(needed, STAGE_STEP_BYTES_MAX))
-        except OutOfSpace:
-            await self._node.reserve(stage, needed)
+            await self._stages.write(version, offset, data)
 
     async def truncate(self, number: int, fh: int | None, size_bytes: int, thread: int) -> None:
         """Set a size: of an open handle's version, or of a file by its name, published at once."""
         if fh is not None and fh in self._handles:
             version = self._handles[fh].version
             async with version.lock:
-                await self._truncate(version, size_bytes)
+                await self._stages.truncate(version, size_bytes)
             return
         access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
         version, _ = self._decide(number, access, thread)
         self._enter(version, is_writer=True)
         try:
             async with version.lock:
-                await self._truncate(version, size_bytes)
+                await self._stages.truncate(version, size_bytes)
                 if version.writers == 1:
                     await self._publish(version)
         finally:
             self._leave(version, is_writer=True)
-
-    async def _truncate(self, version: Version, size_bytes: int) -> None:
-        """Holds the lock. Growing makes a hole."""
-        if version.stage is None and size_bytes == 0:
-            self._adopt_stage(version, self._node.stage(), 0)
-        stage = await self._start_stage(version)
-        os.ftruncate(stage.fd, size_bytes)
-        version.size_bytes = size_bytes
-        version.mtime_ns = self._node.now_ns()
-        version.is_dirty = True
 
     def set_mtime(self, number: int, mtime_ns: int) -> None:
         """A time that a person set stays until the next write, published or not."""
@@ -433,17 +328,8 @@ class OpenFiles:
 
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""
-        inode = self._node.meta.inode(version.ino)
-        stage = version.stage
-        if stage is None or not version.is_dirty or inode is None or inode.nlink == 0:
-            return
-        if not stage.is_open:
-            raise NamespaceError(errno.EIO)  # used up by a publication that failed half-way
-        published = await self._node.publish_stage(stage, version.ino, version.mtime_ns)
-        version.stage = None
-        version.is_dirty = False
-        version.digest = published.digest
-        self._note_cached(version)
+        if await self._stages.publish(version):
+            self._note_cached(version)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""

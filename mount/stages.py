@@ -1,0 +1,149 @@
+"""The bytes of a version while they change: its stage, from the first write to its publication.
+
+Who calls holds the version's lock wherever something is awaited; see `mount.handles`.
+"""
+
+import errno
+import logging
+import os
+from dataclasses import dataclass, field
+
+import trio
+
+from kvfs.config import PAGE_BYTES, STAGE_STEP_BYTES_MAX
+from kvfs.errors import NamespaceError, OutOfSpace
+from kvfs.meta.contract import Inode
+from kvfs.node import Node
+from kvfs.stage import Stage
+from mount.content import OpenBytes, write_whole
+from mount.states import State
+
+log = logging.getLogger(__name__)
+
+_WRITE_INLINE_BYTES_MAX = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One kernel inode with open handles. Bytes are in `stage` while they change, else in the blob
+    of `digest`, which `content` has open once someone read."""
+
+    number: int
+    ino: int
+    digest: bytes = b""
+    readers: int = 0
+    writers: int = 0
+    content: OpenBytes | None = None
+    stage: Stage | None = None
+    is_dirty: bool = False  # the stage has what is not published
+    size_bytes: int = 0  # of the stage
+    mtime_ns: int = 0  # of the stage
+    written_bytes: int = 0  # at most so much of the reservation is used
+    frozen: Inode | None = None  # what an old version shows
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def state(self) -> State:
+        if self.frozen is not None:
+            return State.OLD
+        if self.stage is not None:
+            return State.STAGED
+        if self.writers:
+            return State.WRITE
+        return State.READ if self.readers else State.IDLE
+
+
+class Stages:
+    """What a node does for versions that change."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def write(self, version: Version, offset: int, data: bytes) -> None:
+        """Write all of `data`, or raise and count nothing as written."""
+        stage = await self._start(version)
+        await self._reserve(version, stage, len(data))
+        version.is_dirty = True
+        try:
+            if len(data) <= _WRITE_INLINE_BYTES_MAX:
+                write_whole(stage.fd, data, offset)
+            else:
+                await trio.to_thread.run_sync(write_whole, stage.fd, data, offset)
+        except OSError:
+            os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
+            raise
+        version.size_bytes = max(version.size_bytes, offset + len(data))
+        version.mtime_ns = self._node.now_ns()
+
+    async def truncate(self, version: Version, size_bytes: int) -> None:
+        """Set a size. Growing makes a hole."""
+        if version.stage is None and size_bytes == 0:
+            self.adopt(version, self._node.stage(), 0)
+        stage = await self._start(version)
+        os.ftruncate(stage.fd, size_bytes)
+        version.size_bytes = size_bytes
+        version.mtime_ns = self._node.now_ns()
+        version.is_dirty = True
+
+    def adopt(self, version: Version, stage: Stage, size_bytes: int) -> None:
+        """Give a version a stage, which holds `size_bytes`."""
+        if version.content is not None:
+            version.content.retire()
+        version.stage = stage
+        version.content = OpenBytes(stage.fd)
+        version.size_bytes = size_bytes
+        version.written_bytes = size_bytes
+        version.mtime_ns = self._node.now_ns()
+
+    async def publish(self, version: Version) -> bool:
+        """Publish the stage if it has news and the file a name; whether it did."""
+        inode = self._node.meta.inode(version.ino)
+        stage = version.stage
+        if stage is None or not version.is_dirty or inode is None or inode.nlink == 0:
+            return False
+        if not stage.is_open:
+            raise NamespaceError(errno.EIO)  # used up by a publication that failed half-way
+        published = await self._node.publish_stage(stage, version.ino, version.mtime_ns)
+        version.stage = None
+        version.is_dirty = False
+        version.digest = published.digest
+        return True
+
+    def drop(self, version: Version) -> None:
+        """Give up what was not published. A file that never was has no bytes then, and goes."""
+        stage, version.stage = version.stage, None
+        assert stage is not None
+        if stage.is_open:
+            self._node.discard(stage)
+        else:
+            os.close(stage.fd)
+        inode = self._node.meta.inode(version.ino)
+        if inode is not None and inode.nlink and not inode.is_published:
+            log.info("inode %d was not published; its names are dropped", inode.ino)
+            self._node.drop_files([inode.ino])
+
+    async def _start(self, version: Version) -> Stage:
+        """The version's stage, made with a copy of its blob if there is none."""
+        if version.stage is not None:
+            return version.stage
+        size_bytes = 0
+        if version.digest:
+            stage = await self._node.stage_copy(version.ino)
+            size_bytes = os.fstat(stage.fd).st_size
+        else:
+            stage = self._node.stage()
+        self.adopt(version, stage, size_bytes)
+        return stage
+
+    async def _reserve(self, version: Version, stage: Stage, size_bytes: int) -> None:
+        """Have room for `size_bytes` more. What counts is what the file takes on disk."""
+        more_bytes = size_bytes + 2 * PAGE_BYTES
+        version.written_bytes += more_bytes
+        if version.written_bytes <= stage.reserved_bytes:
+            return
+        needed = os.fstat(stage.fd).st_blocks * 512 + more_bytes
+        version.written_bytes = needed
+        try:
+            await self._node.reserve(stage, needed + min(needed, STAGE_STEP_BYTES_MAX))
+        except OutOfSpace:
+            await self._node.reserve(stage, needed)
