@@ -196,9 +196,10 @@ async def _serve_requests(
         async def stop_on_signal() -> None:
             async for number in signals:
                 log.info("%s: stopping", signal.Signals(number).name)
+                # Before any waiting: a notice may be stuck until the requests have ended.
+                requests.deadline = trio.current_time() + MOUNT_STOP_DEADLINE_S
                 notices.cancel()
                 await notices_ended.wait()
-                requests.deadline = trio.current_time() + MOUNT_STOP_DEADLINE_S
                 pyfuse3.terminate()
                 return
 
