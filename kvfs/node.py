@@ -90,12 +90,13 @@ class Node:
         self.started_ns = now_ns()
         self.counters = Counters()
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
-        self.reclaim = Reclaim(directories, engine, self.space, self._evict)
+        self.reclaim = Reclaim(directories, engine, self.space, self._release_spare, self._evict)
         self.clients: set[object] = set()
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
         self._watchers: list[Callable[[Change], None]] = []
+        self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
         self._stamp_ns = 0
 
@@ -400,6 +401,15 @@ class Node:
         self.reclaim.reap()
         for parent, name, inode in orphans:
             self.notify(parent, name, inode.ino)
+
+    def on_shortage(self, callback: Callable[[], None]) -> None:
+        """Call back, in the node's thread, when room is needed: holds that are only kept for
+        convenience are to be released then, before anything is evicted."""
+        self._releasers.append(callback)
+
+    def _release_spare(self) -> None:
+        for callback in self._releasers:
+            callback()
 
     def _evict(self, index: int, short_bytes: int) -> int:
         """Take away the coldest files of a directory; how many files that touched."""

@@ -23,7 +23,8 @@ _UNLINK_DEADLINE_S = 60.0
 
 
 class Reclaim:
-    """Room by eviction, for one node. `evict(directory, bytes)` takes names away and says how many
+    """Room by eviction, for one node. `release_spare()` lets go of what was removed and is kept for
+    a moment only; it is asked first. `evict(directory, bytes)` takes names away and says how many
     files it touched; 0 means that nothing more can go."""
 
     def __init__(
@@ -31,11 +32,13 @@ class Reclaim:
         directories: Sequence[BlobDirectory | None],
         engine: MetaEngine,
         space: Space,
+        release_spare: Callable[[], None],
         evict: Callable[[int, int], int],
     ) -> None:
         self._directories = directories
         self._meta = engine
         self._space = space
+        self._release_spare = release_spare
         self._evict = evict
         self._lock = trio.Lock()
         self._queue: list[tuple[int, str, int]] = []  # directory, path, bytes
@@ -49,6 +52,8 @@ class Reclaim:
                 f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
             )
         async with self._lock:
+            if extra_bytes > self._space.room_bytes(index):
+                self._release_spare()
             if extra_bytes > self._space.room_bytes(index) + self._space.evictable_bytes(index):
                 raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
             while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:

@@ -2,7 +2,7 @@
 
 On a local file system, who has looked a name up can open the file even if the name goes before the
 open. Here look-up and open are two requests: a file that loses its last name through the mount is
-kept until the kernel forgets it, at most for `LINGER_S`.
+kept until the kernel forgets it or its room is needed, at most for `LINGER_S`.
 """
 
 from collections import OrderedDict
@@ -20,6 +20,7 @@ class Lingering:
         self._node = node
         self._until: OrderedDict[int, float] = OrderedDict()
         self._wake = trio.Event()
+        node.on_shortage(self.drop_all)
 
     def keep(self, ino: int) -> None:
         """Call it before a name is removed; an inode that keeps another name is dropped again."""

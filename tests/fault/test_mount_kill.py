@@ -225,3 +225,17 @@ def test_open_files_are_not_evicted(start_mount: StartMount) -> None:
             (mount.mountpoint / f"f{number}").write_bytes(os.urandom(3 * MIB))
         assert (mount.mountpoint / "kept").exists()
         assert reader.read() == data
+
+
+def test_what_was_just_removed_makes_room_at_once(start_mount: StartMount) -> None:
+    mount = start_mount(config='max_bytes = "24MiB"\n')
+    for number in range(4):
+        file = mount.mountpoint / f"f{number}"
+        file.write_bytes(os.urandom(16 * MIB))
+        place = os.open(file, os.O_PATH)  # the kernel remembers the inode, so the file lingers
+        try:
+            file.unlink()
+            (mount.mountpoint / "next").write_bytes(os.urandom(16 * MIB))
+        finally:
+            os.close(place)
+        (mount.mountpoint / "next").unlink()
