@@ -164,9 +164,9 @@ def _prefixes(session: "Session", arguments: Arguments) -> int:
 
 
 def _explain(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import tree
+    from kvfs.shell import hits
 
-    return tree.explain(
+    return hits.explain(
         session,
         arguments.model,
         text=arguments.text,
