@@ -12,10 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-
-import xxhash
 
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
@@ -23,10 +21,10 @@ from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import ChunkSave, Place
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
-from kvfs.chunk import chunk_info, encode_header
+from kvfs.chunk import ChunkHeader, chunk_info, encode_header
 from kvfs.client import Client, Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
-from kvfs.digest import digest_of
+from kvfs.digest import digest_of, in_background
 from kvfs.errors import OutOfSpace
 from kvfs.transfer import write_from
 
@@ -274,14 +272,24 @@ class Saver:
                 self._counters.add("save_seconds", time.monotonic() - began_s)
 
     def _write(self, job: _Job, file: Staged, slot: Slot, begin: int, end: int) -> StagedFile:
+        """Write the payload while its digests are made, and then the header that needs one."""
+        sealing = in_background(self._seal, job, slot, begin, end)
+        try:
+            write_from(file.fd, slot.memory[begin:end], begin)
+        finally:
+            wait([sealing])
+        header, digest = sealing.result()
+        write_from(file.fd, slot.memory[:begin])
+        path = self._shard.path(job.place, job.save.chunk)
+        return StagedFile(file.token, path, digest, end, chunk_info(header))
+
+    def _seal(self, job: _Job, slot: Slot, begin: int, end: int) -> tuple[ChunkHeader, bytes]:
+        """Put the header before the payload; with the digest of the whole."""
         save = job.save
-        payload_digest = xxhash.xxh3_128(slot.memory[begin:end]).digest()
+        payload_digest = digest_of(slot.memory[begin:end])
         header = self._shard.header(job.place, save.chunk, save.token_ids, payload_digest)
         slot.memory[:begin] = encode_header(header)
-        digest = digest_of(slot.memory[:end])
-        write_from(file.fd, slot.memory[:end])
-        path = self._shard.path(job.place, save.chunk)
-        return StagedFile(file.token, path, digest, end, chunk_info(header))
+        return header, digest_of(slot.memory[:end])
 
     def _finish(self, batch: "_Batch") -> None:
         """Publish what is ready, discard the rest, and report the ends of all."""

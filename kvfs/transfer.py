@@ -17,11 +17,13 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 
-from kvfs.config import PAGE_BYTES
-from kvfs.digest import digest_of
+from kvfs.config import PAGE_BYTES, whole_pages
+from kvfs.digest import PieceDigest
 from kvfs.errors import Corrupt
 
+_PIECE_BYTES = 2 * 1024 * 1024
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _CACHESTAT = 451  # since Linux 6.5, on x86-64 and Arm alike
@@ -31,33 +33,61 @@ _syscall.restype = ctypes.c_long
 
 def allocate(size_bytes: int) -> memoryview:
     """Page-aligned memory of at least `size_bytes`, rounded up to whole pages, all zero."""
-    return memoryview(mmap.mmap(-1, _rounded_up(max(size_bytes, 1))))
+    return memoryview(mmap.mmap(-1, whole_pages(max(size_bytes, 1))))
 
 
 def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -> memoryview:
-    """Read a file of `size_bytes` into the start of `memory` and compare its digest.
+    """Read a file of `size_bytes` into the start of `memory` and compare its digest; what has
+    arrived is hashed while the disk works on the rest.
 
     Returns the part of `memory` that holds the file. Raises `Corrupt` when the file is shorter or
     has other bytes; OSError passes.
     """
-    done = read_into(fd, memory, size_bytes)
+    hashing = PieceDigest()
+    try:
+        done = read_into(fd, memory, size_bytes, hashing.add)
+    finally:
+        found = hashing.digest()  # not before this may the caller use the buffer otherwise
     if done < size_bytes:
         raise Corrupt(digest.hex(), f"has {done} bytes, not {size_bytes}")
-    content = memory[:size_bytes]
-    if digest_of(content) != digest:
+    if found != digest:
         raise Corrupt(digest.hex(), "its bytes do not have this digest")
-    return content
+    return memory[:size_bytes]
 
 
-def read_into(fd: int, memory: memoryview, size_bytes: int) -> int:
-    """Read `size_bytes` from the start of a file into `memory`; how many there were."""
+def read_into(
+    fd: int, memory: memoryview, size_bytes: int, tell: Callable[[memoryview], None] | None = None
+) -> int:
+    """Read `size_bytes` from the start of a file into `memory`; how many there were. `tell` gets
+    each piece as it arrives, in order."""
     assert len(memory) >= size_bytes
     done = 0
-    if size_bytes >= _DIRECT_BYTES_MIN and not _is_cached(fd, size_bytes):
-        done = _read_direct(fd, memory, size_bytes)
-    while done < size_bytes and (count := os.preadv(fd, [memory[done:size_bytes]], done)):
+    if size_bytes >= _DIRECT_BYTES_MIN and not _is_cached(fd, size_bytes) and _set_direct(fd, True):
+        end = min(whole_pages(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
+        try:
+            while done < end and (count := _read_piece(fd, memory[:end], done)):
+                _tell(tell, memory[done : min(done + count, size_bytes)])
+                done += count
+                if count % PAGE_BYTES:
+                    break  # the end of the file
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+        finally:
+            _set_direct(fd, False)
+    while done < size_bytes and (count := _read_piece(fd, memory[:size_bytes], done)):
+        _tell(tell, memory[done : done + count])
         done += count
-    return done
+    return min(done, size_bytes)
+
+
+def _read_piece(fd: int, memory: memoryview, begin: int) -> int:
+    return os.preadv(fd, [memory[begin : begin + _PIECE_BYTES]], begin)
+
+
+def _tell(tell: Callable[[memoryview], None] | None, piece: memoryview) -> None:
+    if tell is not None and piece:
+        tell(piece)
 
 
 def _is_cached(fd: int, size_bytes: int) -> bool:
@@ -68,42 +98,23 @@ def _is_cached(fd: int, size_bytes: int) -> bool:
     return not refused and pages[0] >= -(-size_bytes // mmap.PAGESIZE)
 
 
-def _read_direct(fd: int, memory: memoryview, size_bytes: int) -> int:
-    """Read from the start, past the page cache; where it got to, 0 if refused."""
-    done = 0
-    end = min(_rounded_up(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
-    if not _set_direct(fd, True):
-        return done
-    try:
-        while done < end:
-            count = os.preadv(fd, [memory[done:end]], done)
-            done += count
-            if count % PAGE_BYTES or count == 0:
-                break  # the end of the file
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-    finally:
-        _set_direct(fd, False)
-    return min(done, size_bytes)
-
-
-def write_from(fd: int, memory: memoryview) -> None:
-    """Write all of `memory` from the start of an empty file. OSError passes (ENOSPC among them);
-    the file is then of no use."""
+def write_from(fd: int, memory: memoryview, at: int = 0) -> None:
+    """Write all of `memory` into a new file, from a place on a page boundary. OSError passes
+    (ENOSPC among them); the file is then of no use."""
+    assert at % PAGE_BYTES == 0
     done = 0
     whole = len(memory) // PAGE_BYTES * PAGE_BYTES
     if whole >= _DIRECT_BYTES_MIN and _set_direct(fd, True):
         try:
             while done < whole:
-                done += os.pwritev(fd, [memory[done:whole]], done)
+                done += os.pwritev(fd, [memory[done:whole]], at + done)
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
         finally:
             _set_direct(fd, False)
     while done < len(memory):
-        done += os.pwritev(fd, [memory[done:]], done)
+        done += os.pwritev(fd, [memory[done:]], at + done)
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:
@@ -116,7 +127,3 @@ def _set_direct(fd: int, wanted: bool) -> bool:
             raise
         return False
     return True
-
-
-def _rounded_up(size_bytes: int) -> int:
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -14,7 +14,7 @@ from kvfs.digest import digest_of
 from kvfs.errors import Corrupt
 from kvfs.transfer import allocate, read_into, read_verified, write_from
 
-SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5]
+SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5, 9_000_000]
 
 
 @pytest.fixture(params=["disk", "tmpfs"])
@@ -52,6 +52,15 @@ def test_what_was_written_is_read(directory: Path, size_bytes: int) -> None:
         assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
         assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
     os.close(fd)
+
+
+def test_a_file_is_written_from_its_middle_first(directory: Path) -> None:
+    data = random.Random(4).randbytes(5_000_001)
+    fd = os.open(directory / "file", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    write_from(fd, memoryview(data)[8 * PAGE_BYTES :], 8 * PAGE_BYTES)
+    write_from(fd, memoryview(data)[: 8 * PAGE_BYTES])
+    os.close(fd)
+    assert (directory / "file").read_bytes() == data
 
 
 @pytest.mark.parametrize("cached_from", [0, PAGE_BYTES, 40 * PAGE_BYTES])

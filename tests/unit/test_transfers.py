@@ -227,7 +227,7 @@ def test_a_disk_error_costs_the_save(
 ) -> None:
     allow_warnings.append("cannot write a chunk")
 
-    def fail(fd: int, memory: memoryview) -> None:
+    def fail(fd: int, memory: memoryview, at: int = 0) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("gpu_bridge.saves.write_from", fail)
