@@ -27,9 +27,10 @@ from kvfs.config import (
     Share,
 )
 from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
-from kvfs.home import NOT_FOREIGN, STORE_MARK
+from kvfs.home import NOT_FOREIGN, STORE_MARK, check_directory
 from kvfs.meta.contract import DIGEST_BYTES
 
+_STORE_ID = re.compile("[0-9A-Za-z_-]{1,64}")
 _FANOUT_NAME = re.compile("[0-9a-f]{2}")
 _BLOB_NAME = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _PARTS = ("blobs", "staging", "quarantine")
@@ -50,10 +51,10 @@ class BlobDirectory:
     """The files of one store directory. Owned by one node at a time; the lock goes with `close`."""
 
     def __init__(self, config: DirectoryConfig, store_id: str, lock_fd: int) -> None:
+        self.config = config
         self.path = config.path
         self.store_id = store_id
         self.quarantined_bytes = 0
-        self._config = config
         self._lock_fd = lock_fd
         self._run = secrets.token_hex(4)
         self._serial = 0
@@ -70,15 +71,22 @@ class BlobDirectory:
         """
         path = config.path
         mark = path / STORE_MARK
+        check_directory(path)
         if not mark.exists():
             _create_store(path)
         try:
             table = json.loads(mark.read_text(encoding="utf-8"))
-            version, store_id = table["version"], str(table["id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise InvalidInput(str(mark), f"cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError):
+            table = None
+        if not isinstance(table, dict) or not _is_store_id(table.get("id")):
             raise InvalidInput(
-                str(mark), f"is damaged ({error}); restore it or remove the store"
-            ) from error
+                str(mark),
+                'is damaged: it must hold {"version": 1, "id": "<16 hex digits>"};'
+                " restore it or remove the store",
+            )
+        version, store_id = table.get("version"), table["id"]
         if version != STORE_VERSION:
             raise InvalidInput(
                 str(mark), f"is of version {version}; this kvfs reads {STORE_VERSION}"
@@ -103,12 +111,12 @@ class BlobDirectory:
     # Room ----------------------------------------------------------------------------------------
     def limit_bytes(self) -> int | None:
         """What may be used in all, or None when only `min_free` binds."""
-        limit = self._config.max_bytes
+        limit = self.config.max_bytes
         return int(limit.of_capacity * self.capacity_bytes()) if isinstance(limit, Share) else limit
 
     def min_free_bytes(self) -> int:
         """What must stay free on the file system."""
-        match self._config.min_free:
+        match self.config.min_free:
             case None:
                 return min(GIB, self.capacity_bytes() // 20)
             case Share(of_capacity):
@@ -251,6 +259,11 @@ def _count_fanout(path: str) -> int:
         links = first.stat().st_nlink
         count += 1 + (links - 2 if links >= 2 else len(_subdirectories(first.path)))
     return count
+
+
+def _is_store_id(value: object) -> bool:
+    """It becomes a part of file names."""
+    return isinstance(value, str) and _STORE_ID.fullmatch(value) is not None
 
 
 def _create_store(path: Path) -> None:

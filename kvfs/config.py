@@ -74,6 +74,9 @@ MOUNT_STOP_DEADLINE_S = 30.0
 MOUNT_PROBE_S = 5.0  # for an old mount to answer, before it counts as hanging
 LOG_BYTES_MAX = 16 * MIB  # node.log, and as much again in node.log.1
 
+SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
+READ_AHEAD_KIB_MAX = 1024 * 1024
+
 STORE_VERSION = 1
 
 _UNITS = {
@@ -92,12 +95,19 @@ def whole_pages(size_bytes: int) -> int:
 
 def parse_size(value: object, key: str) -> int:
     """Bytes from an integer or text with a unit. Raises `InvalidInput`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    size: float
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _UNITS:
-        raise InvalidInput(key, f"{value!r} is no size; write for example 200GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        size = value
+    elif match is not None and match[2].lower() in _UNITS:
+        size = float(match[1]) * _UNITS[match[2].lower()]
+    else:
+        raise InvalidInput(key, f"{value!r:.80} is no size; write for example 200GiB")
+    if size > SIZE_BYTES_MAX:
+        raise InvalidInput(
+            key, f"{value!r:.80} is more than any disk has; write for example 200GiB"
+        )
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True)

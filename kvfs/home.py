@@ -4,6 +4,7 @@ A configuration is a TOML file; every key has a default, an unknown key is an er
 `kvfs.config.parse_size` takes them; `max_bytes` and `min_free` may also be a share ("5%").
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvfs.config import Config, DirectoryConfig, MountConfig, Share, parse_size
+from kvfs.config import (
+    READ_AHEAD_KIB_MAX,
+    Config,
+    DirectoryConfig,
+    MountConfig,
+    Share,
+    parse_size,
+)
 from kvfs.errors import InvalidInput
 
 STORE_MARK = "store.json"  # version and id of a store
@@ -51,18 +59,69 @@ def load_config(
     file: Path | None = None, stores: Sequence[Path] = (), *, max_bytes: str | None = None
 ) -> Config:
     """Read a configuration. `stores` (from the command line) replace the file's directories, and
-    `max_bytes` its limits. Raises `InvalidInput`, naming the key; nothing is created."""
-    table: Mapping[str, Any] = {}
-    if file is not None:
-        import tomllib  # here: engines and most commands read no file
+    `max_bytes` its limits. Raises `InvalidInput`, naming file and key; nothing is created."""
+    if file is None:
+        return parse_config({}, stores, max_bytes=max_bytes)
+    try:
+        table = _read_table(file)
+    except FileNotFoundError as error:
+        raise InvalidInput(str(file), "is not there; name a file that is") from error
+    return _parse_of(file, table, stores, max_bytes)
 
-        try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(str(file), f"is no TOML: {error}") from error
-    return parse_config(table, stores, max_bytes=max_bytes)
+
+def load_config_of_store(stores: Sequence[Path] = (), *, max_bytes: str | None = None) -> Config:
+    """The configuration that the first store has in its own `kvfs.toml`, or the default one.
+
+    `stores` come first, in their order; then what the file names besides. Limits of each are those
+    of its `[[store]]` table, else those at the top of the file. Raises as `load_config`, and when
+    the file names another store first.
+    """
+    paths = [Path(os.path.abspath(store)) for store in stores] or [default_store()]
+    home = paths[0]
+    check_directory(home)
+    own = home / CONFIG_NAME
+    try:
+        table = _read_table(own)
+    except FileNotFoundError:
+        return load_config(None, paths, max_bytes=max_bytes)
+    if "store" in table:
+        listed = [item.path for item in _parse_of(own, table, (), None).directories]
+        if listed[:1] != [home]:
+            raise InvalidInput(str(own), f"must name {home} as its first store, not {listed[0]}")
+        paths += [path for path in listed if path not in paths]
+    return _parse_of(own, table, paths, max_bytes)
+
+
+def check_directory(path: Path) -> None:
+    """Refuse what is there and is no directory, with `InvalidInput`."""
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(str(path), "is no directory; name one that is, or a new one")
+
+
+def _read_table(file: Path) -> Mapping[str, Any]:
+    """Raises `InvalidInput`; FileNotFoundError is for the caller to tell."""
+    import tomllib  # here: engines and most commands read no file
+
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # of TOML, UTF-8 or an endless number
+        raise InvalidInput(str(file), f"is no TOML: {error}") from error
+
+
+def _parse_of(
+    file: Path, table: Mapping[str, Any], stores: Sequence[Path], max_bytes: str | None
+) -> Config:
+    """As `parse_config`; what the file has wrong names it, what the command line has does not."""
+    try:
+        return parse_config(table, stores, max_bytes=max_bytes)
+    except InvalidInput as error:
+        if error.subject.startswith("--"):
+            raise
+        raise InvalidInput(f"{file}: {error.subject}", error.reason) from error
 
 
 _TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
@@ -91,22 +150,56 @@ def parse_config(
         limit = _parse_size_or_share(max_bytes, "--max-bytes")
         directories = [replace(d, max_bytes=limit) for d in directories]
     if len({d.path for d in directories}) != len(directories):
-        raise InvalidInput("store", "a directory is named twice")
+        raise InvalidInput(
+            "--store" if stores else "store", "a directory is named twice; name it once"
+        )
     mount = table.get("mount", {})
     if not isinstance(mount, dict):
-        raise InvalidInput("mount", "must be a table: [mount]")
+        raise InvalidInput("mount", "is no table; write [mount]")
     _refuse_unknown(mount, {"allow_other", "read_ahead_kib"}, "mount.")
-    idle = table.get("idle_exit_s")
     return Config(
         directories=tuple(directories),
-        fsync=_typed(table, "fsync", bool, False),
-        idle_exit_s=None if idle is None else float(_typed(table, "idle_exit_s", (int, float), 0)),
-        socket_mode=_typed(table, "socket_mode", int, 0o600),
+        fsync=_parse_switch(table, "fsync"),
+        idle_exit_s=_parse_idle(table.get("idle_exit_s")),
+        socket_mode=_parse_socket_mode(table.get("socket_mode", 0o600)),
         mount=MountConfig(
-            allow_other=_typed(mount, "allow_other", bool, False),
-            read_ahead_kib=_typed(mount, "read_ahead_kib", int, 1024),
+            allow_other=_parse_switch(mount, "allow_other", "mount."),
+            read_ahead_kib=_parse_read_ahead(mount.get("read_ahead_kib", 1024)),
         ),
     )
+
+
+def _parse_switch(table: Mapping[str, Any], key: str, prefix: str = "") -> bool:
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise InvalidInput(prefix + key, f"{value!r:.80} is neither true nor false; write one")
+    return value
+
+
+def _parse_idle(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInput("idle_exit_s", f"{value!r:.80} is no number of seconds above 0")
+    return float(value)
+
+
+def _parse_socket_mode(value: object) -> int:
+    """A mode that its own user can read and write with, and no more than a mode."""
+    if type(value) is not int or value & ~0o777 or value & 0o600 != 0o600:
+        shown = oct(value) if type(value) is int else repr(value)[:80]
+        raise InvalidInput(
+            "socket_mode", f"{shown} keeps its own user out or is no mode; write 0o600 or 0o660"
+        )
+    return value
+
+
+def _parse_read_ahead(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= READ_AHEAD_KIB_MAX:
+        raise InvalidInput(
+            "mount.read_ahead_kib", f"{value!r:.80} is no number from 0 to {READ_AHEAD_KIB_MAX}"
+        )
+    return value
 
 
 def _as_list(value: object) -> list[Any]:
@@ -146,11 +239,14 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], prefix: str) -> N
             )
 
 
-def _typed(table: Mapping[str, Any], key: str, kind: Any, default: Any) -> Any:
-    value = table.get(key, default)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidInput(key, f"{value!r} has the wrong type")
-    return value
+def parse_limit(value: object, key: str) -> int | Share | None:
+    """What `show_limit` wrote. Raises `InvalidInput`."""
+    return None if value is None else _parse_size_or_share(value, key)
+
+
+def show_limit(limit: int | Share | None) -> int | str | None:
+    """A limit as a file may hold it."""
+    return f"{100 * limit.of_capacity:.9f}%" if isinstance(limit, Share) else limit
 
 
 def _parse_size_or_share(value: object, key: str) -> int | Share:

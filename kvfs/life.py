@@ -12,6 +12,7 @@ import os
 import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -19,6 +20,7 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config, DirectoryConfig
 from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
+from kvfs.home import parse_limit, show_limit
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine, find_damage
 from kvfs.node import Node
@@ -87,7 +89,8 @@ def recover(node: Node) -> None:
 def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | None]:
     """Take all directories of the store, in the order in which its metadata counts them.
 
-    The first directory remembers the others, so that a start that names only the first finds all.
+    The first directory remembers the others and their limits, so that a start that names only the
+    first finds all.
     One that is missing (a disk not mounted) is None: its blobs are misses until it is back.
     """
     opened: dict[str, BlobDirectory] = {}
@@ -98,21 +101,13 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
     home = config.home
     (home / "meta").mkdir(mode=0o700, exist_ok=True)
     roster_file = home / "meta" / "directories.json"
-    roster: list[dict[str, str]] = []
-    if roster_file.exists():
-        try:
-            roster = json.loads(roster_file.read_text(encoding="utf-8"))
-            known = [(str(item["id"]), Path(item["path"])) for item in roster]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(str(roster_file), f"is damaged ({error}); remove it") from error
-    else:
-        known = []
+    roster = _read_roster(roster_file)
     order: list[BlobDirectory | None] = []
-    for store_id, path in known:
-        if store_id in opened:
-            order.append(opened.pop(store_id))
+    for known in roster:
+        if known.store_id in opened:
+            order.append(opened.pop(known.store_id))
             continue
-        absent_or_back = _reopen(store_id, path)
+        absent_or_back = _reopen(known)
         if absent_or_back is not None:
             stack.callback(absent_or_back.close)
         order.append(absent_or_back)
@@ -121,23 +116,69 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
         raise InvalidInput(
             str(home), "is not the first directory of this store; name that one first"
         )
-    table = [
-        {"id": d.store_id, "path": os.fspath(d.path)} if d is not None else roster[i]
-        for i, d in enumerate(order)
-    ]
-    draft = roster_file.with_suffix(".new")
-    draft.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    draft.rename(roster_file)
+    _write_roster(
+        roster_file,
+        [_Known(d.store_id, d.config) if d is not None else roster[i] for i, d in enumerate(order)],
+    )
     return order
 
 
-def _reopen(store_id: str, path: Path) -> BlobDirectory | None:
-    """A directory that an earlier start named, if it is still there and still the same."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A directory of a store as `meta/directories.json` remembers it."""
+
+    store_id: str
+    config: DirectoryConfig
+
+
+def _read_roster(file: Path) -> list[_Known]:
+    try:
+        items = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(items, list):
+            raise TypeError
+        return [
+            _Known(
+                str(item["id"]),
+                DirectoryConfig(
+                    Path(item["path"]),
+                    parse_limit(item.get("max_bytes"), "max_bytes"),
+                    parse_limit(item.get("min_free"), "min_free"),
+                ),
+            )
+            for item in items
+        ]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as error:
+        raise InvalidInput(
+            str(file), "is damaged; remove it, and name all directories of the store once, in order"
+        ) from error
+
+
+def _write_roster(file: Path, roster: Sequence[_Known]) -> None:
+    table = [
+        {
+            "id": item.store_id,
+            "path": os.fspath(item.config.path),
+            "max_bytes": show_limit(item.config.max_bytes),
+            "min_free": show_limit(item.config.min_free),
+        }
+        for item in roster
+    ]
+    draft = file.with_suffix(".new")
+    draft.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    draft.rename(file)
+
+
+def _reopen(known: _Known) -> BlobDirectory | None:
+    """A directory that an earlier start named, with the limits that it had then, if it is still
+    there and still the same."""
+    path = known.config.path
     if not (path / "store.json").exists():
         log.warning("%s is not there: what lies in it is missing until it is back", path)
         return None
-    directory = BlobDirectory.open(DirectoryConfig(path))
-    if directory.store_id != store_id:
+    directory = BlobDirectory.open(known.config)
+    if directory.store_id != known.store_id:
         log.warning("%s now holds another store; it is left alone", path)
         directory.close()
         return None

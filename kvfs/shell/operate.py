@@ -5,7 +5,6 @@ Each returns the exit code; what cannot run raises a `KvfsError`.
 
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import IO
 
 from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.home import CONFIG_NAME, is_store, load_config, parse_config
+from kvfs.home import CONFIG_NAME, is_store, load_config, load_config_of_store
 from kvfs.shell.locate import FindMounts, locate
 
 CONFIG_TEMPLATE = """\
@@ -51,35 +50,13 @@ CONFIG_TEMPLATE = """\
 def configure(
     file: Path | None, stores: Sequence[Path], max_bytes: str | None, idle_exit_s: float | None
 ) -> Config:
-    """The configuration of a node: `--config`, else the `kvfs.toml` of its store, else defaults.
-
-    A store's own file may name more directories; it must name that store first.
-    """
-    if file is not None or len(stores) > 1:
+    """The configuration of a node: `--config`, else the `kvfs.toml` of its first store, else
+    defaults. A store's own file may name more directories; it must name that store first."""
+    if file is not None:
         config = load_config(file, stores, max_bytes=max_bytes)
     else:
-        home = Path(os.path.abspath(stores[0])) if stores else load_config().home
-        config = _load_of_store(home, max_bytes)
+        config = load_config_of_store(stores, max_bytes=max_bytes)
     return config if idle_exit_s is None else replace(config, idle_exit_s=idle_exit_s)
-
-
-def _load_of_store(home: Path, max_bytes: str | None) -> Config:
-    own = home / CONFIG_NAME
-    try:
-        table = tomllib.loads(own.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return load_config(None, [home], max_bytes=max_bytes)
-    except OSError as error:
-        raise InvalidInput(str(own), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(str(own), f"is no TOML: {error}") from error
-    try:
-        config = parse_config(table, () if "store" in table else [home], max_bytes=max_bytes)
-    except InvalidInput as error:
-        raise InvalidInput(f"{own}: {error.subject}", error.reason) from error
-    if config.home != home:
-        raise InvalidInput(str(own), f"must name {home} as its first store, not {config.home}")
-    return config
 
 
 def serve(config: Config) -> int:

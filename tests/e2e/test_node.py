@@ -337,3 +337,44 @@ def test_many_files_are_verified_in_one_question(start_node) -> None:
         assert client.verify(b"good") is True
         with pytest.raises(NamespaceError):
             client.verify(b"absent")
+
+
+def test_a_directory_that_a_start_does_not_name_keeps_its_limits(
+    start_node, tmp_path: Path
+) -> None:
+    home, other = tmp_path / "store", tmp_path / "second"
+    config = (
+        f'[[store]]\npath = "{home}"\n'
+        f'[[store]]\npath = "{other}"\nmax_bytes = "64MiB"\nmin_free = "3%"\n'
+    )
+    node = start_node(extra_stores=[other], config=config)
+    with Client(node.store) as client:
+        named = client.status()["directories"][1]
+    assert named["max_bytes"] == 64 * MIB
+    node.stop()
+    for _ in range(2):  # it is remembered also by the start that remembered it
+        node = start_node(store=node.store)
+        with Client(node.store) as client:
+            directory = client.status()["directories"][1]
+        assert directory["path"] == str(other)
+        assert directory["max_bytes"] == 64 * MIB
+        assert directory["min_free_bytes"] == named["min_free_bytes"]
+        node.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1,2]", "{}", "{", '[{"id": "a", "path": "/b", "max_bytes": []}]']
+)
+def test_a_damaged_list_of_directories_is_told_in_words(start_node, text: str) -> None:
+    node = start_node()
+    node.stop()
+    (node.store / "meta" / "directories.json").write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvfs", "serve", "--store", str(node.store)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert "directories.json: is damaged; remove it" in ran.stderr.splitlines()[-1]

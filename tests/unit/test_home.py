@@ -1,0 +1,109 @@
+"""What a person writes in a configuration: a mistake is one line with file, key and cure."""
+
+from pathlib import Path
+
+import pytest
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import DirectoryConfig, Share
+from kvfs.errors import InvalidInput
+from kvfs.home import load_config, load_config_of_store, parse_limit, show_limit
+
+
+@pytest.mark.parametrize(
+    ("text", "subject", "cure"),
+    [
+        ("max_bytes = 2000000000000000000", "max_bytes", "write for example"),
+        (f'max_bytes = "{"9" * 400}"', "max_bytes", "write for example"),
+        ('min_free = "2000000PiB"', "min_free", "write for example"),
+        ("max_bytes = -1", "max_bytes", "write for example"),
+        ("max_bytes = true", "max_bytes", "write for example"),
+        ('max_bytes = "101%"', "max_bytes", "between 0% and 100%"),
+        ("socket_mode = 600", "socket_mode", "write 0o600"),
+        ("socket_mode = 0o7777", "socket_mode", "write 0o600"),
+        ("socket_mode = 0o060", "socket_mode", "write 0o600"),
+        ("socket_mode = -1", "socket_mode", "write 0o600"),
+        ("socket_mode = true", "socket_mode", "write 0o600"),
+        ("idle_exit_s = -1", "idle_exit_s", "above 0"),
+        ("idle_exit_s = nan", "idle_exit_s", "above 0"),
+        ("idle_exit_s = inf", "idle_exit_s", "above 0"),
+        ("fsync = 1", "fsync", "neither true nor false"),
+        ("[mount]\nread_ahead_kib = -1", r"mount\.read_ahead_kib", "from 0 to"),
+        ("[mount]\nread_ahead_kib = 1e3", r"mount\.read_ahead_kib", "from 0 to"),
+        ("[mount]\nread_ahead_kib = 2000000000", r"mount\.read_ahead_kib", "from 0 to"),
+        ('[mount]\nallow_other = "yes"', r"mount\.allow_other", "neither true nor false"),
+        ("mount = 1", "mount", r"write \[mount\]"),
+        ("nonsense = 1", "nonsense", "known are"),
+        ('store = ["/a", "/a"]', "store", "name it once"),
+        (f"fsync = {'1' * 5000}", "", "is no TOML"),
+    ],
+)
+def test_a_mistake_names_file_key_and_cure(
+    tmp_path: Path, text: str, subject: str, cure: str
+) -> None:
+    file = tmp_path / "written.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=rf"written\.toml: {subject}.*{cure}") as caught:
+        load_config(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_the_words_of_the_command_does_not_blame_the_file(tmp_path: Path) -> None:
+    (tmp_path / "kvfs.toml").touch()
+    with pytest.raises(InvalidInput, match=r"^--max-bytes: "):
+        load_config_of_store([tmp_path], max_bytes="much")
+    with pytest.raises(InvalidInput, match=r"^--store: .*twice"):
+        load_config_of_store([tmp_path, tmp_path])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"none\.toml: is not there"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_named_directories_come_first_with_the_limits_of_the_first_stores_file(
+    tmp_path: Path,
+) -> None:
+    first, second, third = (tmp_path / name for name in ("a", "b", "c"))
+    first.mkdir()
+    (first / "kvfs.toml").write_text(
+        f'fsync = true\nmin_free = "1%"\n[[store]]\npath = "{first}"\nmax_bytes = "1GiB"\n'
+        f'[[store]]\npath = "{third}"\nmax_bytes = "3GiB"\n'
+    )
+    second.mkdir()
+    (second / "kvfs.toml").write_text('max_bytes = "2GiB"\n')
+    config = load_config_of_store([first, second])
+    assert config.fsync
+    assert config.directories == (
+        DirectoryConfig(first, 2**30, Share(0.01)),
+        DirectoryConfig(second, None, Share(0.01)),
+        DirectoryConfig(third, 3 * 2**30, Share(0.01)),
+    )
+    config = load_config_of_store([first, third, second], max_bytes="5GiB")
+    assert [d.path for d in config.directories] == [first, third, second]
+    assert {d.max_bytes for d in config.directories} == {5 * 2**30}
+
+
+@pytest.mark.parametrize("limit", [None, 0, 2**40, Share(0.0), Share(0.125), Share(1.0)])
+def test_limits_are_read_as_they_were_written(limit: int | Share | None) -> None:
+    assert parse_limit(show_limit(limit), "limit") == limit
+
+
+def test_a_store_that_is_a_file_is_called_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for take in (
+        lambda: load_config_of_store([file]),
+        lambda: BlobDirectory.open(DirectoryConfig(file)),
+    ):
+        with pytest.raises(InvalidInput, match="is no directory; name one"):
+            take()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1,2]", "", "{", "{}", '{"version": 1}', '{"version": 1, "id": "../x"}', "[" * 9999]
+)
+def test_a_damaged_mark_is_described_in_words_of_the_store(tmp_path: Path, text: str) -> None:
+    (tmp_path / "store.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"store\.json: is damaged: it must hold .* restore it"):
+        BlobDirectory.open(DirectoryConfig(tmp_path))
