@@ -214,7 +214,8 @@ class Loader:
         return True
 
     def _open(self, job: _Job, first: int) -> None:
-        """Open the next chunks, and hand each to a thread; the last of them comes back here."""
+        """Open the next chunks, and hand each to a thread; the first that is done opens those after
+        them, while the rest are read."""
         chunks = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
         paths = [self._shard.path(job.place, load.chunk) for load in chunks]
         opened = self._link.ask(lambda client: client.open(paths))
@@ -222,16 +223,14 @@ class Loader:
             for load in job.request.chunks[first:]:
                 self._finish(job, load, Failure.UNAVAILABLE)
             return
-        batch = _Countdown(len(chunks))
+        batch = _Batch(first + len(chunks))
         for load, file in zip(chunks, opened, strict=True):
-            if not self._start(self._load, job, load, file, batch, first + len(chunks)):
+            if not self._start(self._load, job, load, file, batch):
                 self._finish(job, load, Failure.CANCELLED)
                 if file is not None:
                     file.close()
 
-    def _load(
-        self, job: _Job, load: ChunkLoad, file: OpenFile | None, batch: "_Countdown", following: int
-    ) -> None:
+    def _load(self, job: _Job, load: ChunkLoad, file: OpenFile | None, batch: "_Batch") -> None:
         failure: Failure | None = Failure.INTERNAL
         try:
             failure = self._read_and_copy(job, load, file)
@@ -239,8 +238,8 @@ class Loader:
             if file is not None:
                 file.close()
             self._finish(job, load, failure)
-            if batch.is_last() and following < len(job.request.chunks):
-                self._open(job, following)
+            if batch.is_first() and batch.end < len(job.request.chunks):
+                self._open(job, batch.end)
 
     def _read_and_copy(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> Failure | None:
         if not job.is_wanted(load):
@@ -298,17 +297,16 @@ class Loader:
             self._ended.set()
 
 
-class _Countdown:
-    """Counts a batch down; thread-safe."""
+class _Batch:
+    """Chunks that were opened together; `end` is the number of the chunk after them."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self._lock = threading.Lock()
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self._first = threading.Lock()
 
-    def is_last(self) -> bool:
-        with self._lock:
-            self._left -= 1
-            return self._left == 0
+    def is_first(self) -> bool:
+        """True for one of those that ask."""
+        return self._first.acquire(blocking=False)
 
 
 def _log_surprise(future: "Future[None]") -> None:

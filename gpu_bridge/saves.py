@@ -24,8 +24,9 @@ from gpu_bridge.staging import Slot, StagingPool
 from kvfs.chunk import ChunkHeader, chunk_info, encode_header
 from kvfs.client import Client, Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
-from kvfs.digest import digest_of, in_background
+from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace
+from kvfs.hashers import in_background
 from kvfs.transfer import write_from
 
 log = logging.getLogger(__name__)

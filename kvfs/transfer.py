@@ -20,8 +20,8 @@ import os
 from collections.abc import Callable
 
 from kvfs.config import PAGE_BYTES, whole_pages
-from kvfs.digest import PieceDigest
 from kvfs.errors import Corrupt
+from kvfs.hashers import PieceDigest
 
 _PIECE_BYTES = 2 * 1024 * 1024
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves

@@ -5,7 +5,8 @@ import os
 import pytest
 import xxhash
 
-from kvfs.digest import PieceDigest, digest_of, in_background
+from kvfs.digest import digest_of
+from kvfs.hashers import PieceDigest, in_background
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1,), (5, 0, 3), (1 << 20, 7, 1 << 20), (4096,) * 50])
