@@ -25,6 +25,8 @@ READY_FD = 3
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _READY = b"ready\n"
 _ANSWER_BYTES_MAX = 4096
+_LEAVE_DEADLINE_S = 10.0  # for one that said why it cannot serve
+_KILL_DEADLINE_S = 5.0
 
 
 def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) -> int:
@@ -33,6 +35,7 @@ def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) 
     `orders` is anything that pickles; the module takes it with `take_orders`. Raises `KvfsError`
     with what the process said, or `Unavailable` at the deadline, when it is ended.
     """
+    end_s = time.monotonic() + deadline_s
     log_fd = _lift(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     orders_read, orders_write = map(_lift, os.pipe())
     ready_read, ready_write = map(_lift, os.pipe())
@@ -53,14 +56,18 @@ def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) 
         ready_write = -1
         os.close(orders_read)
         orders_read = -1
-        with open(orders_write, "wb", closefd=False) as stream:
-            stream.write(pickle.dumps(orders))
-        os.close(orders_write)
-        orders_write = -1
-        _wait_ready(pid, ready_read, log, deadline_s)
+        try:
+            _send_orders(orders_write, pickle.dumps(orders), end_s)
+            os.close(orders_write)
+            orders_write = -1
+            _wait_ready(ready_read, log, end_s)
+        except TimeoutError as error:
+            _end(pid)
+            raise Unavailable(f"it did not serve within {deadline_s:.0f} s; see {log}") from error
+        except BaseException:
+            _wait_end(pid)
+            raise
         return pid
-    except BrokenPipeError as error:
-        raise KvfsError(f"the background process ended at once; see {log}") from error
     finally:
         for fd in (log_fd, orders_read, orders_write, ready_read, ready_write):
             if fd >= 0:
@@ -81,24 +88,58 @@ def _lift(fd: int) -> int:
     return lifted
 
 
-def _wait_ready(pid: int, ready: int, log: Path, deadline_s: float) -> None:
-    end_s = time.monotonic() + deadline_s
+def _send_orders(fd: int, data: bytes, end_s: float) -> None:
+    """Write all, though the pipe holds less. Raises TimeoutError. A reader that has gone is for
+    `_wait_ready` to tell: it may have said why."""
+    os.set_blocking(fd, False)
+    rest = memoryview(data)
+    while rest:
+        if not select.select([], [fd], [], max(0.0, end_s - time.monotonic()))[1]:
+            raise TimeoutError
+        try:
+            rest = rest[os.write(fd, rest[: select.PIPE_BUF]) :]
+        except BrokenPipeError:
+            return
+
+
+def _wait_ready(ready: int, log: Path, end_s: float) -> None:
+    """Return when the process says that it serves. Raises `KvfsError` when it says why not or goes,
+    and TimeoutError."""
     answer = b""
     while len(answer) < _ANSWER_BYTES_MAX:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0 or not select.select([ready], [], [], left_s)[0]:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise Unavailable(f"it did not serve within {deadline_s:.0f} s; see {log}")
+        if not select.select([ready], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            raise TimeoutError
         data = os.read(ready, _ANSWER_BYTES_MAX)
         answer += data
         if answer == _READY:
             return
         if not data:
             break
-    os.waitpid(pid, 0)
     text = answer.decode("utf-8", "replace").strip()
     raise KvfsError(text or f"the background process ended before it served; see {log}")
+
+
+def _wait_end(pid: int) -> None:
+    """Reap a process that is about to go; one that does not is ended."""
+    gone = os.pidfd_open(pid)
+    try:
+        if select.select([gone], [], [], _LEAVE_DEADLINE_S)[0]:
+            os.waitpid(pid, 0)
+        else:
+            _end(pid)
+    finally:
+        os.close(gone)
+
+
+def _end(pid: int) -> None:
+    """Kill and reap; one that the kernel does not let go is left to whoever reaps us."""
+    os.kill(pid, signal.SIGKILL)
+    gone = os.pidfd_open(pid)
+    try:
+        select.select([gone], [], [], _KILL_DEADLINE_S)
+        os.waitpid(pid, os.WNOHANG)
+    finally:
+        os.close(gone)
 
 
 # In the new process -------------------------------------------------------------------------------

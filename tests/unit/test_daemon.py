@@ -2,11 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvfs import daemon
 from kvfs.daemon import start_in_background
 from kvfs.errors import KvfsError, Unavailable
 from tests.processes import wait_until
@@ -24,6 +28,17 @@ elif orders["do"] == "fail":
     sys.exit(2)
 elif orders["do"] == "die":
     sys.exit(3)
+elif orders["do"] == "fail and stay":
+    tell_failure("because of this")
+    time.sleep(60)
+elif orders["do"] == "outlive":
+    here = orders["here"]
+    open(here + "/begun", "w").write(str(os.getpid()))
+    while not os.path.exists(here + "/go"):
+        time.sleep(0.01)
+    tell_ready()
+    open(here + "/served", "w").close()
+    time.sleep(60)
 else:
     time.sleep(60)
 """
@@ -76,3 +91,67 @@ def test_the_deadline(module: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="did not serve within"):
         start(module, tmp_path, "hang", deadline_s=0.5)
     assert time.monotonic() - begin_s < 20
+
+
+def test_orders_may_be_larger_than_a_pipe(module: str, tmp_path: Path) -> None:
+    orders = {"do": "fail", "more": bytes(2**21)}
+    with pytest.raises(KvfsError, match=r"^because of this$"):
+        start_in_background(module, orders, tmp_path / "log", 30)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 2**21])
+def test_orders_that_nobody_takes(tmp_path: Path, module: str, size_bytes: int) -> None:
+    (tmp_path / "takes_nothing.py").write_text("import time; time.sleep(60)")
+    begin_s = time.monotonic()
+    with pytest.raises(Unavailable, match="did not serve within"):
+        start_in_background("takes_nothing", bytes(size_bytes), tmp_path / "log", 0.5)
+    assert time.monotonic() - begin_s < 20
+
+
+def test_large_orders_for_a_module_that_is_not_there(module: str, tmp_path: Path) -> None:
+    with pytest.raises(KvfsError, match=r"see .*log"):
+        start_in_background("no_such_module_here", bytes(2**21), tmp_path / "log", 30)
+
+
+def test_one_that_says_why_not_and_stays_is_ended(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_LEAVE_DEADLINE_S", 0.5)
+    begin_s = time.monotonic()
+    with pytest.raises(KvfsError, match=r"^because of this$"):
+        start(module, tmp_path, "fail and stay")
+    assert time.monotonic() - begin_s < 20
+
+
+def test_one_whose_starter_has_gone_serves_all_the_same(module: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from kvfs.daemon import start_in_background;"
+        "orders = {'do': 'outlive', 'here': sys.argv[1]};"
+        "start_in_background('background_example', orders, Path(sys.argv[1], 'log'), 60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    begun = tmp_path / "begun"
+    wait_until(lambda: begun.exists() and begun.read_text() != "", 30)
+    pid = int(begun.read_text())
+    try:
+        starter.kill()
+        starter.wait(10)
+        (tmp_path / "go").touch()
+        wait_until((tmp_path / "served").exists)
+        assert "Error" not in (tmp_path / "log").read_text()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    """Whatever was started has ended and was reaped."""
+    before = _children()
+    yield
+    assert _children() <= before
+
+
+def _children() -> set[str]:
+    """Processes that this one started, ended but not reaped among them."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {pid for file in lists for pid in file.read_text().split()}
