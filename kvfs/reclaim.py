@@ -84,9 +84,9 @@ class Reclaim:
             await self._wake.wait()
             self._wake = trio.Event()
             batch, self._queue = self._queue, []
-            await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
-            for index, _, size_bytes in batch:
-                self._space.end_trash(index, size_bytes)
+            left = await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
+            for index, path, size_bytes in batch:
+                self._space.end_trash(index, size_bytes, is_removed=path not in left)
             self._removed.set()
             self._removed = trio.Event()
 
@@ -99,7 +99,9 @@ class Reclaim:
             raise OutOfSpace("the disk does not come to removing what was evicted")
 
 
-def _unlink_all(paths: Sequence[str]) -> None:
+def _unlink_all(paths: Sequence[str]) -> set[str]:
+    """Unlink files; those that could not be."""
+    left = set()
     for path in paths:
         try:
             os.unlink(path)
@@ -107,3 +109,5 @@ def _unlink_all(paths: Sequence[str]) -> None:
             log.debug("%s was gone already", path)
         except OSError as error:
             log.warning("%s cannot be removed, the next start will: %s", path, error)
+            left.add(path)
+    return left

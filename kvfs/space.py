@@ -18,6 +18,7 @@ from kvfs.meta.contract import Usage
 class _Load:
     reserved_bytes: int = 0  # staging files: what they hold or may grow to
     trash_bytes: int = 0  # taken away, not yet unlinked
+    stuck_bytes: int = 0  # taken away, and can't be unlinked before the next start
     stages: int = 0
 
 
@@ -45,7 +46,7 @@ class Space:
         directory = self._directories[index]
         allocated = self._usage().allocated_bytes
         load = self._loads[index]
-        used = load.reserved_bytes + load.trash_bytes
+        used = load.reserved_bytes + load.trash_bytes + load.stuck_bytes
         used += allocated[index] if index < len(allocated) else 0
         used += directory.overhead_bytes() if directory is not None else 0
         return used + (self.meta_bytes() if index == 0 else 0)
@@ -112,5 +113,7 @@ class Space:
     def begin_trash(self, index: int, size_bytes: int) -> None:
         self._loads[index].trash_bytes += size_bytes
 
-    def end_trash(self, index: int, size_bytes: int) -> None:
+    def end_trash(self, index: int, size_bytes: int, *, is_removed: bool = True) -> None:
         self._loads[index].trash_bytes -= size_bytes
+        if not is_removed:
+            self._loads[index].stuck_bytes += size_bytes

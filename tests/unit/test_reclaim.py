@@ -1,0 +1,175 @@
+"""Removal in the background: what cannot be unlinked is told, and stops nothing."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import MIB, DirectoryConfig
+from kvfs.errors import OutOfSpace
+from kvfs.meta.contract import Blob, Usage
+from kvfs.reclaim import Reclaim
+from kvfs.space import Space
+
+DIGESTS = [bytes([number]) * 16 for number in range(3)]
+
+
+class Meta:
+    """Doomed blobs, each of one MiB."""
+
+    def __init__(self) -> None:
+        self.doomed_digests: list[bytes] = []
+        self.stored = len(DIGESTS)
+
+    def doomed(self, limit: int) -> list[Blob]:
+        return [Blob(digest, MIB, MIB, 0, 0) for digest in self.doomed_digests[:limit]]
+
+    def bury(self, digests: list[bytes]) -> None:
+        self.doomed_digests = [d for d in self.doomed_digests if d not in digests]
+        self.stored -= len(digests)
+
+    def usage(self) -> Usage:
+        return Usage(0, self.stored, self.stored * MIB, (self.stored * MIB,))
+
+
+class Bench:
+    """A directory with a blob for each digest, and its reclaim."""
+
+    def __init__(self, path: Path) -> None:
+        limit = 4 * MIB
+        self.directory = BlobDirectory.open(DirectoryConfig(path, max_bytes=limit, min_free=0))
+        for digest in DIGESTS:
+            staged = self.directory.stage()
+            os.write(staged.fd, bytes(MIB))
+            os.close(staged.fd)
+            self.directory.adopt(staged.name, digest)
+        self.meta = Meta()
+        self.spare: list[Callable[[], None]] = []
+        self.evicted: list[int] = []
+        self.space = Space([self.directory], self.meta.usage, path / "none")
+        self.reclaim = Reclaim(
+            [self.directory],
+            self.meta,  # type: ignore[arg-type]  # only what is asked here
+            self.space,
+            lambda: [release() for release in self.spare] and None,
+            self._evict,
+        )
+
+    def _evict(self, index: int, short_bytes: int) -> int:
+        self.evicted.append(short_bytes)
+        return self.doom(1)
+
+    def doom(self, count: int) -> int:
+        """Take blobs away; how many there were."""
+        found = DIGESTS[len(DIGESTS) - self.meta.stored :][:count]
+        self.meta.doomed_digests += found
+        self.reclaim.reap()
+        return len(found)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "store")
+    yield made
+    made.directory.close()
+
+
+async def reclaimed(bench: Bench) -> None:
+    """Run the background task until nothing is left in the trash."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.reclaim.remove_always)
+        with trio.fail_after(10):
+            while bench.space.trash_bytes(0):
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EROFS])
+def test_a_file_that_cannot_be_unlinked_is_told_and_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str], code: int
+) -> None:
+    allow_warnings.append("cannot be removed, the next start will")
+    unlink = os.unlink
+    failed: list[str] = []
+
+    def fail_once(path: str) -> None:
+        if not failed:
+            failed.append(path)
+            raise OSError(code, os.strerror(code), path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", fail_once)
+    bench.doom(3)
+    assert bench.space.trash_bytes(0) == 3 * MIB
+    trio.run(reclaimed, bench)
+    staging = bench.directory.path / "staging"
+    assert [os.fspath(path) for path in staging.iterdir()] == failed
+    assert bench.space.used_bytes(0) == bench.directory.overhead_bytes() + MIB  # and still counted
+    monkeypatch.undo()
+    bench.directory.close()
+    reopened = BlobDirectory.open(bench.directory.config)
+    assert reopened.purge_staging() == 1
+    assert list(staging.iterdir()) == []
+    bench.directory = reopened
+
+
+def test_a_file_that_is_gone_already_is_fine(bench: Bench) -> None:
+    bench.doom(1)
+    for path in (bench.directory.path / "staging").iterdir():
+        path.unlink()
+    trio.run(reclaimed, bench)
+    bench.doom(2)
+    trio.run(reclaimed, bench)
+
+
+def test_room_comes_first_from_what_is_only_kept_for_a_moment(bench: Bench) -> None:
+    async def make_room() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.reclaim.remove_always)
+            await bench.reclaim.make_room(0, MIB)
+            nursery.cancel_scope.cancel()
+
+    bench.spare.append(lambda: bench.doom(1))
+    trio.run(make_room)
+    assert bench.evicted == []
+
+
+def test_nothing_is_released_where_there_is_room(bench: Bench) -> None:
+    bench.spare.append(lambda: pytest.fail("released"))
+    trio.run(bench.reclaim.make_room, 0, MIB // 8)
+
+
+def test_what_cannot_be_unlinked_gives_no_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("cannot be removed")
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    async def make_room() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.reclaim.remove_always)
+            with trio.fail_after(10), pytest.raises(OutOfSpace, match="nothing is left"):
+                await bench.reclaim.make_room(0, 2 * MIB)
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr(os, "unlink", fail)
+    trio.run(make_room)
+    monkeypatch.undo()
+
+
+def test_a_disk_that_does_not_come_to_unlinking_is_out_of_space(
+    bench: Bench,
+) -> None:
+    async def make_room() -> None:
+        with pytest.raises(OutOfSpace, match="does not come to removing"):
+            await bench.reclaim.make_room(0, MIB)
+
+    bench.doom(2)
+    trio.run(make_room, clock=MockClock(autojump_threshold=0))
