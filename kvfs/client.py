@@ -49,6 +49,7 @@ from kvfs.wire import (
 Item = TypeVar("Item")
 
 _RECEIVE_BYTES = 256 * 1024
+_SEND_BUFFER_BYTES = 1024 * 1024
 _BACKOFF_S = (0.05, 2.0)  # first, longest
 _LONG_DEADLINE_S = 600.0  # for work over a whole file or store
 
@@ -372,6 +373,8 @@ class _Connection:
         self._number = 0
         try:
             self._socket.settimeout(deadline_s)
+            # Room for a whole batch, so that it is sent in one go.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # A socket's own path may not exceed 107 bytes.
