@@ -71,6 +71,7 @@ LISTED_NAMES_MAX = 1_000_000  # of one open directory, for seekdir
 VIEW_CONTENT_BYTES_MAX = 16 * MIB  # what `.kvfs` keeps of the files that it shows
 MOUNT_START_DEADLINE_S = 600.0  # recovery after a crash of the machine reads all chunk headers
 MOUNT_STOP_DEADLINE_S = 30.0
+STORE_HANDOVER_S = 10.0  # how long a mount waits for a node that is giving its store up
 MOUNT_PROBE_S = 5.0  # for an old mount to answer, before it counts as hanging
 LOG_BYTES_MAX = 16 * MIB  # node.log, and as much again in node.log.1
 
@@ -136,6 +137,7 @@ class MountConfig:
 
     allow_other: bool = False
     read_ahead_kib: int = 1024
+    flags: tuple[str, ...] = ()  # of mount(2), such as "ro"
 
 
 @dataclass(frozen=True, slots=True)

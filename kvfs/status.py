@@ -17,6 +17,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "store": os.fspath(node.config.home),
         "pid": os.getpid(),
         "mountpoint": node.mountpoint,
+        "idle_exit_s": node.config.idle_exit_s,
         "mount": None if node.describe_mount is None else node.describe_mount(),
         "started_ns": node.started_ns,
         "now_ns": node.now_ns(),

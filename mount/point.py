@@ -1,16 +1,15 @@
 """Mount points: what is mounted where, whether it is alive, and taking it down.
 
-The source of a kvfs mount is `kvfs:` and its store's path, so the kernel's own list of mounts
-(/proc/self/mountinfo) says all that is needed, without asking a mount that may not answer.
+The source of a kvfs mount is its store's path, so the kernel's own list of mounts
+(/proc/self/mountinfo) says all that is needed, without asking a mount that may not answer, and
+mount(8) finds the line of fstab that it came from. A path with characters that a mount option
+cannot hold is quoted as in an URL, behind `kvfs:`.
 """
 
 import ctypes
 import errno
 import os
-import select
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -21,12 +20,12 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from kvfs.config import MOUNT_PROBE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from mount.owner import Owner
 
 SUBTYPE = "kvfs"
-_SOURCE = "kvfs:"
+_QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _MNT_DETACH = 2
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,9 @@ class Busy(KvfsError):
 
 def source_of(store: Path) -> str:
     """What a mount of a store is called. Only what every mount option can hold."""
-    return _SOURCE + quote_from_bytes(os.fsencode(store), safe="/:@+-_.~=")
+    path = os.fsencode(store)
+    quoted = quote_from_bytes(path, safe="/:@+-_.~=")
+    return quoted if quoted.encode() == path else _QUOTED + quoted
 
 
 def parse_mountinfo(text: str) -> list[MountEntry]:
@@ -55,11 +56,17 @@ def parse_mountinfo(text: str) -> list[MountEntry]:
         fields, kind = mounted.split(" "), filesystem.split(" ")
         if not separator or len(fields) < 6 or len(kind) < 2 or kind[0] != f"fuse.{SUBTYPE}":
             continue
-        source = kind[1]
-        if source.startswith(_SOURCE):
-            store = os.fsdecode(unquote_to_bytes(source.removeprefix(_SOURCE)))
-            found.append(MountEntry(Path(_unescape(fields[4])), Path(store), fields[2]))
+        store = _store_of(kind[1])
+        if store is not None:
+            found.append(MountEntry(Path(_unescape(fields[4])), store, fields[2]))
     return found
+
+
+def _store_of(source: str) -> Path | None:
+    """Undo `source_of`; None for what it never gives."""
+    if source.startswith(_QUOTED):
+        return Path(os.fsdecode(unquote_to_bytes(source.removeprefix(_QUOTED))))
+    return Path(source) if source.startswith("/") else None
 
 
 def _unescape(field: str) -> str:
@@ -84,6 +91,11 @@ def find_mount(mountpoint: Path) -> MountEntry | None:
     return next((entry for entry in reversed(find_mounts()) if entry.mountpoint == wanted), None)
 
 
+def _find_shown(mountpoint: Path) -> MountEntry | None:
+    """As `find_mount`; the place may also be a symbolic link to a mount."""
+    return find_mount(mountpoint) or find_mount(Path(os.path.realpath(mountpoint)))
+
+
 def _resolve(mountpoint: Path) -> Path:
     """A real path, without a look at its last part, which may not answer."""
     absolute = Path(os.path.abspath(mountpoint))
@@ -97,7 +109,7 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
     A kvfs whose process has died is taken away; a missing directory is made. Raises `InvalidInput`
     and `Unavailable`, having changed nothing.
     """
-    entry = find_mount(mountpoint)
+    entry = _find_shown(mountpoint)
     while entry is not None:
         answer = _probe(entry.mountpoint)
         if answer is None:
@@ -111,7 +123,7 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
                 " kvfs umount it first"
             )
         _detach(entry.mountpoint)
-        entry = find_mount(mountpoint)
+        entry = _find_shown(mountpoint)
     place = Path(os.path.realpath(mountpoint))
     for store in stores:
         real = Path(os.path.realpath(store))
@@ -141,11 +153,15 @@ def _probe(mountpoint: Path) -> int | None:
     answers: list[int] = []
 
     def ask() -> None:
-        try:
-            os.statvfs(mountpoint)  # the one question that the kernel never answers by itself
-            answers.append(0)
-        except OSError as error:
-            answers.append(error.errno or errno.EIO)
+        while True:
+            try:
+                os.statvfs(mountpoint)  # the one question that the kernel never answers by itself
+                answers.append(0)
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue  # its process died over the question: it is dead from now on
+                answers.append(error.errno or errno.EIO)
+            return
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -159,10 +175,10 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
 
     Raises `KvfsError` when there is nothing to do it to.
     """
-    entry = find_mount(mountpoint) or find_mount(Path(os.path.realpath(mountpoint)))
+    entry = _find_shown(mountpoint)
     if entry is None:
         raise InvalidInput(str(mountpoint), "no kvfs is mounted here")
-    owner = _Owner(entry.store)
+    owner = Owner(entry.store)
     try:
         _unmount(entry.mountpoint, lazy=lazy)
     except Busy as error:
@@ -217,34 +233,6 @@ def _umount2(mountpoint: Path, flags: int) -> int:
     if libc.umount2(os.fsencode(mountpoint), flags) == 0:
         return 0
     return ctypes.get_errno()
-
-
-class _Owner:
-    """The process that serves a store, if one does, to wait for its end."""
-
-    def __init__(self, store: Path) -> None:
-        self._pidfd = -1
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            try:
-                directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    # A socket's own path may not exceed 107 bytes.
-                    connection.connect(f"/proc/self/fd/{directory}/node.sock")
-                finally:
-                    os.close(directory)
-                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-                self._pidfd = os.pidfd_open(_PEER.unpack(who)[0])
-            except OSError:
-                pass  # nobody serves it, or not for us
-
-    def wait_gone(self, deadline_s: float) -> bool:
-        """False when it still runs at the deadline."""
-        if self._pidfd < 0:
-            return True
-        gone = bool(select.select([self._pidfd], [], [], deadline_s)[0])
-        os.close(self._pidfd)
-        self._pidfd = -1
-        return gone
 
 
 def raise_read_ahead(device: str, read_ahead_kib: int) -> bool:

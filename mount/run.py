@@ -23,6 +23,7 @@ from kvfs.errors import KvfsError, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
 from mount.operations import Operations
+from mount.owner import describe, wait_free
 from mount.point import (
     SUBTYPE,
     count_hidden,
@@ -112,6 +113,7 @@ def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
     problem: KvfsError | None = None
     try:
         decode = _load_decoder(orders.tokenizer)
+        wait_free(orders.config.home, lambda: [entry.store for entry in find_mounts()])
         trio.run(serve_mount, orders.config, orders.mountpoint, decode, on_ready)
     except* KvfsError as group:
         problem = first_of(group)
@@ -141,7 +143,6 @@ async def serve_mount(
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.files.describe
                     await _serve_requests(operations, config, mountpoint, signals, on_ready)
-                    node.mountpoint = node.describe_mount = None
         except Unavailable as error:
             raise _explain(error, config) from error
 
@@ -154,6 +155,12 @@ def _explain(error: Unavailable, config: Config) -> Unavailable:
                 f"{config.home} is mounted at {entry.mountpoint} already; use that,"
                 " or kvfs umount it first"
             )
+    node = describe(config.home)
+    if node is not None and node.mountpoint is not None:
+        return Unavailable(
+            f"{config.home} is served to files that are open in {node.mountpoint}, which was"
+            f" unmounted; close them, or end process {node.pid}"
+        )
     return Unavailable(f"{error} without a mount (kvfs serve); stop that first, then mount")
 
 
@@ -162,6 +169,7 @@ async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> 
     options = {"default_permissions", f"fsname={source_of(config.home)}", f"subtype={SUBTYPE}"}
     if config.mount.allow_other:
         options.add("allow_other")
+    options.update(config.mount.flags)
     try:
         pyfuse3.init(operations, os.fspath(mountpoint), options)
     except RuntimeError as error:

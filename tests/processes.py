@@ -26,6 +26,14 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 15.0) -> None:
         time.sleep(0.01)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 class KvfsProcess(ABC):
     """A `kvfs` process with its log. `allow` is a pattern of log lines that its test expects."""
 

@@ -10,7 +10,7 @@ from mount.point import MountEntry, parse_mountinfo, prepare, source_of
 
 MOUNTINFO = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-40 22 0:39 / /mnt/kv rw,nosuid,nodev,relatime - fuse.kvfs kvfs:/var/lib/kvfs rw,user_id=0
+40 22 0:39 / /mnt/kv rw,nosuid,nodev,relatime - fuse.kvfs /var/lib/kvfs rw,user_id=0
 41 22 0:40 / /mnt/with\040blank\134and\011tab rw shared:5 master:1 - fuse.kvfs kvfs:/a%20b%2Cc rw
 42 22 0:41 / /mnt/ssh rw - fuse.sshfs host:/x rw
 43 22 0:42 / /mnt/other rw - fuse.kvfs something rw
@@ -32,6 +32,7 @@ def test_parsing() -> None:
 def test_a_store_survives_being_a_source(store: str) -> None:
     source = source_of(Path(store))
     assert source.isascii()
+    assert source == store or source.startswith("kvfs:")
     assert not set(source) & set(" ,\\\n\t")
     line = f"1 2 0:3 / /m rw - fuse.kvfs {source} rw"
     assert parse_mountinfo(line) == [MountEntry(Path("/m"), Path(store), "0:3")]

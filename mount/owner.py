@@ -1,0 +1,123 @@
+"""The process that owns a store: waiting for its end, and taking its place.
+
+A mount may find its store owned by a node that is about to go: by one whose mount was just taken
+down or killed, or by one that a client started because nobody served the store. The first is
+waited for, the second is asked to leave, since its clients find the mount's node as well. Any other
+owner stays, and the mount is refused.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfs.client import Client
+from kvfs.config import STORE_HANDOVER_S
+from kvfs.errors import KvfsError
+from kvfs.home import STORE_MARK
+
+log = logging.getLogger(__name__)
+
+_PEER = struct.Struct("3i")  # pid, uid, gid
+_POLL_S = 0.05
+_ANSWER_DEADLINE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a node says of itself. `mountpoint` stays when the mount is detached or going."""
+
+    mountpoint: str | None
+    is_spare: bool  # a client started it, for want of another
+    pid: int
+
+
+class Owner:
+    """The process that serves a store, if one does, to wait for its end."""
+
+    def __init__(self, store: Path) -> None:
+        self._pidfd = -1
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            try:
+                directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    # A socket's own path may not exceed 107 bytes.
+                    connection.connect(f"/proc/self/fd/{directory}/node.sock")
+                finally:
+                    os.close(directory)
+                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                self._pidfd = os.pidfd_open(_PEER.unpack(who)[0])
+            except OSError:
+                pass  # nobody serves it, or not for us
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM, if it is there and ours to ask."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def wait_gone(self, deadline_s: float) -> bool:
+        """False when it still runs at the deadline."""
+        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], deadline_s)[0])
+
+
+def wait_free(
+    store: Path, mounted_stores: Callable[[], Sequence[Path]], deadline_s: float = STORE_HANDOVER_S
+) -> None:
+    """Return when nobody owns a store, or at once when who does is to stay, or at the deadline:
+    whoever then takes the store is told whether it is free."""
+    has_asked = False
+    end_s = time.monotonic() + deadline_s
+    while _is_owned(store) and time.monotonic() < end_s:
+        if store in mounted_stores():
+            return
+        node = describe(store)
+        if node is not None and node.mountpoint is None:
+            if not node.is_spare:
+                return
+            if not has_asked:
+                log.info("the node that a client started for %s gives its place up", store)
+                owner = Owner(store)
+                owner.ask_to_leave()
+                owner.close()
+                has_asked = True
+        time.sleep(_POLL_S)
+
+
+def _is_owned(store: Path) -> bool:
+    """Whether a node holds the store's lock."""
+    try:
+        fd = os.open(store / STORE_MARK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # no store yet, or not for us: taking it says which
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def describe(store: Path) -> Served | None:
+    """How a store is served; None when its node does not answer (yet, or any more)."""
+    try:
+        with Client(store, deadline_s=_ANSWER_DEADLINE_S) as client:
+            status = client.status()
+    except KvfsError:
+        return None
+    return Served(status.get("mountpoint"), status.get("idle_exit_s") is not None, status["pid"])
