@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError
 from kvfs.shell.arguments import build_parser
+from kvfs.shell.mount8 import MOUNT_FAILED, USAGE, is_helper_call, parse_helper_call
 
 if TYPE_CHECKING:
     from kvfs.shell.locate import Mounted
@@ -32,7 +33,25 @@ Run = Callable[[Arguments], int]
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Never raises for anything that a person can cause."""
-    arguments = build_parser().parse_args(words)
+    if words is None:
+        words = sys.argv[1:]
+        if is_helper_call(os.path.basename(sys.argv[0]), words):
+            return _run_for_mount8(words)
+    return _run(build_parser().parse_args(words))
+
+
+def _run_for_mount8(words: Sequence[str]) -> int:
+    """Mount as mount(8) asks for it, with the exit codes that it knows."""
+    try:
+        call = parse_helper_call(words)
+    except InvalidInput as error:
+        return _complain("mount.fuse.kvfs", str(error), USAGE)
+    if call.is_fake:
+        return 0
+    return MOUNT_FAILED if _run(build_parser().parse_args(call.words)) else 0
+
+
+def _run(arguments: Arguments) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal may know fewer characters than names have
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -178,13 +197,20 @@ def _explain(session: "Session", arguments: Arguments) -> int:
 # Commands that run something ----------------------------------------------------------------------
 def _mount(arguments: Arguments) -> int:
     from kvfs.shell import operate
+    from kvfs.shell.mount8 import parse_options
 
-    config = operate.configure(arguments.config, arguments.stores, arguments.max_bytes, None)
+    options = parse_options(",".join(arguments.options))
+    config = operate.configure(
+        arguments.config or options.config,
+        [*arguments.stores, *options.stores],
+        arguments.max_bytes or options.max_bytes,
+        None,
+    )
     return operate.mount(
-        config,
+        operate.with_mount_options(config, options),
         arguments.mountpoint,
         foreground=arguments.foreground,
-        tokenizer=arguments.tokenizer,
+        tokenizer=arguments.tokenizer or options.tokenizer,
     )
 
 

@@ -115,6 +115,14 @@ def _add_running(commands: Commands) -> None:
     parser.add_argument("mountpoint", type=Path, metavar="MOUNTPOINT")
     _add_node(parser)
     parser.add_argument("--foreground", action="store_true", help="stay until stopped")
+    parser.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="OPTIONS",
+        help="as in fstab: allow_other, ro, noexec, store=DIR, max_bytes=SIZE ...",
+    )
     _add_tokenizer(parser, "to show prompts as text in .kvfs/prefixes")
 
     parser = _add(commands, "umount", "take a mount down")

@@ -14,6 +14,7 @@ from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.home import CONFIG_NAME, is_store, load_config, load_config_of_store
 from kvfs.shell.locate import FindMounts, locate
+from kvfs.shell.mount8 import MountOptions
 
 CONFIG_TEMPLATE = """\
 # Configuration of this kvfs store, read by `kvfs mount` and `kvfs serve`.
@@ -57,6 +58,16 @@ def configure(
     else:
         config = load_config_of_store(stores, max_bytes=max_bytes)
     return config if idle_exit_s is None else replace(config, idle_exit_s=idle_exit_s)
+
+
+def with_mount_options(config: Config, options: MountOptions) -> Config:
+    """A configuration with what `-o` asked for beside it."""
+    mount = replace(
+        config.mount,
+        allow_other=config.mount.allow_other or options.allow_other,
+        flags=options.flags,
+    )
+    return replace(config, mount=mount)
 
 
 def serve(config: Config) -> int:
