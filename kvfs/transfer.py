@@ -24,6 +24,8 @@ from kvfs.errors import Corrupt
 from kvfs.hashers import PieceDigest
 
 _PIECE_BYTES = 2 * 1024 * 1024
+_HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _CACHESTAT = 451  # since Linux 6.5, on x86-64 and Arm alike
@@ -32,8 +34,23 @@ _syscall.restype = ctypes.c_long
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Page-aligned memory of at least `size_bytes`, rounded up to whole pages, all zero."""
-    return memoryview(mmap.mmap(-1, whole_pages(max(size_bytes, 1))))
+    """Page-aligned memory of at least `size_bytes`, rounded up to whole pages, all zero. Costs
+    nothing until it is used.
+
+    Where the kernel gives huge pages, they are used: a disk fills contiguous memory two to four
+    times as fast as scattered pages. Shared memory would not get them.
+    """
+    usable_bytes = whole_pages(max(size_bytes, 1))
+    if usable_bytes < _HUGE_PAGE_BYTES:
+        return memoryview(mmap.mmap(-1, usable_bytes, flags=_PRIVATE))
+    area = mmap.mmap(-1, usable_bytes + _HUGE_PAGE_BYTES, flags=_PRIVATE)
+    try:
+        area.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:  # a kernel without them
+        if error.errno != errno.EINVAL:
+            raise
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(area)) % _HUGE_PAGE_BYTES
+    return memoryview(area)[begin : begin + usable_bytes]
 
 
 def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -> memoryview:

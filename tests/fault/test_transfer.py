@@ -146,3 +146,17 @@ def small_file_system(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", path], check=True)
     request.addfinalizer(lambda: subprocess.run(["umount", path], check=True))
     return path
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, PAGE_BYTES, 3_000_000, 33 * 1024 * 1024])
+def test_memory_for_files_is_aligned_whole_pages_of_its_own(size_bytes: int) -> None:
+    memory = allocate(size_bytes)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert address % PAGE_BYTES == 0
+    assert len(memory) % PAGE_BYTES == 0 and size_bytes <= len(memory) < size_bytes + 2 * PAGE_BYTES
+    pid = os.fork()  # another process must not see what is read into it
+    if pid == 0:
+        memory[0] = 1
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert memory[0] == 0 and memory[len(memory) - 1] == 0
