@@ -40,7 +40,7 @@ _FIXED_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class StagedFile:
+class StagingFile:
     """A private file that may become a blob. The descriptor is the caller's to close."""
 
     name: str
@@ -141,14 +141,14 @@ class BlobDirectory:
         return self._fanout_directories > 0
 
     # Staging -------------------------------------------------------------------------------------
-    def stage(self) -> StagedFile:
+    def stage(self) -> StagingFile:
         """Make an empty private file, open for reading and writing."""
         self._serial += 1
         name = f"{self.store_id}.{self._run}.{self._serial:x}"
         fd = os.open(
             f"{self._root}/staging/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
-        return StagedFile(name, fd)
+        return StagingFile(name, fd)
 
     def discard(self, name: str) -> None:
         """Remove a staging file; one that is gone is fine."""

@@ -1,17 +1,15 @@
-"""What the shell looks up in a namespace: trees of files, sums, checks. It only asks; the one thing
-that it causes is that a node quarantines what `verify` found bad.
+"""What the shell looks up in a namespace: trees of files and sums. It only asks.
 
 Everything is read in pages and yielded as it comes, so that ten million files need no more memory
 than ten. The namespace may change meanwhile: what vanished is left out, nothing is shown twice.
 """
 
-import enum
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvfs.errors import Corrupt, InvalidInput, NamespaceError
+from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, Blob, ChunkInfo, Entry, Inode
 from kvfs.names import escape
 
@@ -38,12 +36,6 @@ class FileCatalogue(Catalogue, Protocol):
     def chunk(self, path: bytes) -> ChunkInfo | None: ...
 
     def paths_of(self, digest: bytes) -> Sequence[bytes]: ...
-
-
-class Verifier(Catalogue, Protocol):
-    """What checking files takes besides."""
-
-    def verify(self, path: bytes) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,71 +223,6 @@ class _Summer:
                 self.shared.add(blob.digest)
             total.unique_bytes += blob.size_bytes
             total.allocated_bytes += blob.allocated_bytes
-
-
-# Checks -------------------------------------------------------------------------------------------
-class Verdict(enum.Enum):
-    """What a check of one file found."""
-
-    GOOD = "good"
-    CORRUPT = "corrupt"
-    GONE = "gone"  # removed while the check was on its way
-    UNPUBLISHED = "unpublished"  # still being written
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A file and its verdict; `read_bytes` is 0 when equal bytes were checked before."""
-
-    path: bytes
-    size_bytes: int
-    verdict: Verdict
-    read_bytes: int
-
-
-def verify_files(verifier: Verifier, path: bytes) -> Iterator[Checked]:
-    """Check every file below a path against its digest; equal bytes are read once.
-
-    The node quarantines what is bad, and takes every name of those bytes away.
-    """
-    known: dict[bytes, Verdict] = {}
-    page: list[Found] = []
-    for found in walk(verifier, path):
-        if found.inode.is_regular:
-            page.append(found)
-        if len(page) >= PAGE_ITEMS:
-            yield from _verify_page(verifier, page, known)
-            page = []
-    yield from _verify_page(verifier, page, known)
-
-
-def _verify_page(
-    verifier: Verifier, page: Sequence[Found], known: dict[bytes, Verdict]
-) -> Iterator[Checked]:
-    digests = list({item.inode.digest for item in page if item.inode.digest})
-    blobs = verifier.blobs(digests) if digests else []
-    shared = {blob.digest for blob in blobs if blob is not None and blob.references > 1}
-    for item in page:
-        inode = item.inode
-        if not inode.digest:
-            yield Checked(item.path, inode.size_bytes, Verdict.UNPUBLISHED, 0)
-            continue
-        if inode.digest in known:
-            yield Checked(item.path, inode.size_bytes, known[inode.digest], 0)
-            continue
-        verdict = _verify_one(verifier, item.path)
-        if inode.digest in shared or verdict is Verdict.CORRUPT:
-            known[inode.digest] = verdict
-        yield Checked(item.path, inode.size_bytes, verdict, inode.size_bytes)
-
-
-def _verify_one(verifier: Verifier, path: bytes) -> Verdict:
-    try:
-        return Verdict.GOOD if verifier.verify(path) else Verdict.CORRUPT
-    except Corrupt:
-        return Verdict.CORRUPT
-    except NamespaceError:
-        return Verdict.GONE
 
 
 def files_below(catalogue: Catalogue, paths: Sequence[bytes]) -> Iterator[bytes]:

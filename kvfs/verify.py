@@ -4,22 +4,43 @@ The node reads the files. A batch is bounded by bytes, so that its answer comes 
 and progress shows, and by files, so that a hundred thousand small ones are a hundred round trips.
 """
 
+import enum
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvfs.config import CHUNK_BYTES_MAX
-from kvfs.inspect import PAGE_ITEMS, Catalogue, Checked, Found, Verdict, walk
+from kvfs.inspect import PAGE_ITEMS, Catalogue, Found, walk
 
 _BATCH_BYTES_MAX = CHUNK_BYTES_MAX
 
 
-class BatchVerifier(Catalogue, Protocol):
+class Verdict(enum.Enum):
+    """What a check of one file found."""
+
+    GOOD = "good"
+    CORRUPT = "corrupt"
+    GONE = "gone"  # removed while the check was on its way
+    UNPUBLISHED = "unpublished"  # still being written
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file and its verdict; `read_bytes` is 0 when equal bytes were checked before."""
+
+    path: bytes
+    size_bytes: int
+    verdict: Verdict
+    read_bytes: int
+
+
+class Verifier(Catalogue, Protocol):
     """What checking files takes besides."""
 
     def verify_all(self, paths: Sequence[bytes]) -> Sequence[bool | None]: ...
 
 
-def verify_files(verifier: BatchVerifier, path: bytes) -> Iterator[Checked]:
+def verify_files(verifier: Verifier, path: bytes) -> Iterator[Checked]:
     """Check every file below a path against its digest; equal bytes are read once.
 
     The node quarantines what is bad, and takes every name of those bytes away.
@@ -41,7 +62,7 @@ def verify_files(verifier: BatchVerifier, path: bytes) -> Iterator[Checked]:
 
 
 def _verify_batch(
-    verifier: BatchVerifier, batch: Sequence[Found], known: dict[bytes, Verdict]
+    verifier: Verifier, batch: Sequence[Found], known: dict[bytes, Verdict]
 ) -> Iterator[Checked]:
     first: dict[bytes, bytes] = {}  # digest -> the path that is read for it
     for item in batch:
@@ -69,6 +90,6 @@ def _verify_batch(
             known[digest] = verdict
 
 
-def _ask(verifier: BatchVerifier, paths: list[bytes]) -> list[Verdict]:
+def _ask(verifier: Verifier, paths: list[bytes]) -> list[Verdict]:
     words = {True: Verdict.GOOD, False: Verdict.CORRUPT, None: Verdict.GONE}
     return [words[answer] for answer in verifier.verify_all(paths)]

@@ -1,20 +1,17 @@
-"""Looking at trees of files: every name once, every byte counted once, every digest read once."""
+"""Looking at trees of files: every name once, every byte counted once."""
 
 import pytest
 
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.inspect import (
     PAGE_ITEMS,
-    Verdict,
     describe,
     disk_usage,
     files_below,
     list_directory,
     parse_digest,
-    verify_files,
     walk,
 )
-from kvfs.meta.contract import Entry
 from tests.fake_client import FakeClient
 
 
@@ -89,32 +86,6 @@ def test_sums_of_a_part_of_the_tree(client: FakeClient) -> None:
 
 def test_children_come_before_their_directory(client: FakeClient) -> None:
     assert [item.path for item in disk_usage(client, b"", 9)] == [b"a/b", b"a", b""]
-
-
-def test_verify_reads_equal_bytes_once(client: FakeClient) -> None:
-    checked = list(verify_files(client, b""))
-    assert len(checked) == 5 and {item.verdict for item in checked} == {Verdict.GOOD}
-    assert len(client.verified) == 4
-    assert sum(item.read_bytes for item in checked) == 5111
-
-
-def test_verify_tells_every_name_of_bad_bytes(client: FakeClient) -> None:
-    client.bad.add(client.inodes[b"a/one"].digest)
-    bad = [item.path for item in verify_files(client, b"") if item.verdict is Verdict.CORRUPT]
-    assert bad == [b"a/b/copy", b"a/one"]
-    assert b"a/one" not in client.inodes
-
-
-def test_verify_leaves_out_what_vanished_and_what_is_being_written(client: FakeClient) -> None:
-    page = client.entries(b"", b"", 10)
-    gone = Entry(b"gone", client.add_file(b"gone", b"gone"))
-    client.remove(b"gone")
-    unpublished = Entry(b"new", client.inodes[b"top"].__class__(99, 0o100644, 0, 0, 1, 5, 0, 0, 0))
-    client.entries = lambda *_: [*page[1:], gone, unpublished]  # type: ignore[method-assign]
-    verdicts = {item.path: item.verdict for item in verify_files(client, b"")}
-    assert verdicts[b"gone"] is Verdict.GONE
-    assert verdicts[b"new"] is Verdict.UNPUBLISHED
-    assert verdicts[b"top"] is Verdict.GOOD
 
 
 def test_describe_by_path_and_by_digest(client: FakeClient) -> None:

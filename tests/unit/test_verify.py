@@ -4,8 +4,9 @@ import pytest
 
 from kvfs import verify
 from kvfs.errors import NamespaceError
-from kvfs.inspect import PAGE_ITEMS, Verdict
-from kvfs.verify import verify_files
+from kvfs.inspect import PAGE_ITEMS
+from kvfs.meta.contract import Entry
+from kvfs.verify import Verdict, verify_files
 from tests.fake_client import FakeClient
 
 
@@ -85,5 +86,18 @@ def test_a_name_that_vanished_says_nothing_of_equal_bytes_elsewhere(client: Batc
     assert verdicts_of(client) == {
         b"a/b/copy": Verdict.GONE,
         b"a/one": Verdict.GOOD,
+        b"top": Verdict.GOOD,
+    }
+
+
+def test_what_is_gone_or_still_being_written_is_said_to_be(client: BatchClient) -> None:
+    page = client.entries(b"", b"", 10)
+    gone = Entry(b"gone", client.add_file(b"gone", b"gone"))
+    client.remove(b"gone")
+    unpublished = Entry(b"new", client.inodes[b"top"].__class__(99, 0o100644, 0, 0, 1, 5, 0, 0, 0))
+    client.entries = lambda *_: [*page[1:], gone, unpublished]  # type: ignore[method-assign]
+    assert verdicts_of(client) == {
+        b"gone": Verdict.GONE,
+        b"new": Verdict.UNPUBLISHED,
         b"top": Verdict.GOOD,
     }
