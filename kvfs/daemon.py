@@ -20,6 +20,7 @@ from typing import Any
 
 from kvfs.config import LOG_BYTES_MAX
 from kvfs.errors import KvfsError, Unavailable
+from kvfs.supervisor import JournalFormatter, is_in_journal
 
 READY_FD = 3
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -144,8 +145,10 @@ def _end(pid: int) -> None:
 
 # In the new process -------------------------------------------------------------------------------
 def log_to(log: Path | None, *, echo: bool) -> None:
-    """Log to a file of bounded size and, with `echo`, to standard error."""
+    """Log to a file of bounded size and, with `echo`, to standard error, as its reader likes it."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if echo else []
+    if echo and is_in_journal():
+        handlers[0].setFormatter(JournalFormatter())
     if log is not None:
         handlers.append(RotatingFileHandler(log, maxBytes=LOG_BYTES_MAX, backupCount=1))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers)

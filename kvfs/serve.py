@@ -9,6 +9,7 @@ from kvfs.config import Config
 from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
+from kvfs.supervisor import tell_supervisor
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ def serve_command(config: Config) -> int:
 
 async def _serve(config: Config) -> None:
     async with running(config) as node:
+        if config.idle_exit_s is None:  # else a client started it, whose supervisor it is not for
+            tell_supervisor("READY=1")
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 if config.idle_exit_s is not None:

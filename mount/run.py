@@ -22,6 +22,7 @@ from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, 
 from kvfs.errors import KvfsError, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
+from kvfs.supervisor import tell_supervisor
 from mount.operations import Operations
 from mount.owner import describe, wait_free
 from mount.point import (
@@ -73,7 +74,7 @@ def mount_command(
         start_in_background("mount", orders, orders.log or Path(os.devnull), MOUNT_START_DEADLINE_S)
         return 0
     log_to(orders.log, echo=True)
-    problem = _run(orders, lambda: None)
+    problem = _run(orders, lambda: tell_supervisor("READY=1"))
     if problem is not None:
         raise problem
     return 0
