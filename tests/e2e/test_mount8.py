@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,23 @@ def test_mounted_again_while_the_old_process_goes(where: Path, tmp_path: Path) -
         assert run("umount", where).returncode == 0
     assert run("mount", "-t", "fuse.kvfs", store, where).returncode == 0
     assert sorted(os.listdir(where)) == [".kvfs", "f0", "f1", "f2", "f3"]
+
+
+@pytest.mark.usefixtures("linked")
+def test_mounted_over_a_dead_mount(where: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"{store} {where} fuse.kvfs defaults 0 0\n")
+    for turn in range(3):
+        done = run("mount", "-T", fstab, where)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert entries_at(where) == 1
+        (where / f"f{turn}").write_bytes(b"data")
+        os.kill(pid_of(store), signal.SIGKILL)
+    assert run("mount", "-T", fstab, where).returncode == 0
+    assert sorted(os.listdir(where)) == [".kvfs", "f0", "f1", "f2"]
+    assert run("umount", where).returncode == 0
+    assert entries_at(where) == 0
 
 
 @pytest.mark.usefixtures("linked")
@@ -227,6 +245,6 @@ def test_a_node_that_a_client_started_gives_its_place_up(where: Path, tmp_path: 
         assert client.status()["mountpoint"] is None
         done = run(KVFS, "mount", where, "--store", store)
         assert (done.returncode, done.stderr) == (0, "")
-        assert is_gone(spare)
+        wait_until(lambda: is_gone(spare))
         assert pid_of(store) != spare
     assert "gives its place up" in (store / "node.log").read_text()
