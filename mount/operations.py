@@ -27,6 +27,7 @@ from mount.handles import Opened, OpenFiles
 from mount.lingering import Lingering
 from mount.numbers import VIEW_BASE
 from mount.passthrough import BackingIds, find_obstacle_in_mount
+from mount.removed import RemovedDirectories
 from mount.view import VIEW_NAME, View
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Operations(pyfuse3.Operations):
         self.is_ready = trio.Event()
         self._node = node
         self._view = view
+        self._removed = RemovedDirectories()
         self._directories: dict[int, OpenDirectory] = {}
         self._last_directory = 0
 
@@ -106,6 +108,7 @@ class Operations(pyfuse3.Operations):
             if number >= VIEW_BASE:
                 self._view.forget(number, lookups)
             else:
+                self._removed.forget(number)
                 self.lingering.drop(self.files.numbers.ino(number))
                 self.files.numbers.forget(number, lookups)
 
@@ -163,7 +166,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def rmdir(self, parent: int, name: bytes, ctx: Context) -> None:
         self._check_place(parent, name)
-        self._node.meta.rmdir(parent, name, self._node.now_ns())
+        self._removed.note(self._node.meta.rmdir(parent, name, self._node.now_ns()))
 
     @request
     async def rename(
@@ -178,6 +181,8 @@ class Operations(pyfuse3.Operations):
             self._keep_for_openers(new_parent, new_name)
         renamed = self._node.rename(parent, name, new_parent, new_name, mode)
         if renamed.replaced is not None and mode is RenameMode.REPLACE:
+            if renamed.replaced.is_directory:
+                self._removed.note(renamed.replaced)
             self._expire_other_names(renamed.replaced)
 
     def _keep_for_openers(self, parent: int, name: bytes) -> None:
@@ -266,9 +271,12 @@ class Operations(pyfuse3.Operations):
 
     def _inode(self, number: int) -> tuple[Inode, bool]:
         found = self.files.inode(number)
-        if found is None:
+        if found is not None:
+            return found
+        removed = self._removed.find(number)
+        if removed is None:
             raise NamespaceError(errno.ESTALE)
-        return found
+        return removed, False
 
     def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
         inode, is_changing = self._inode(number)
@@ -345,6 +353,8 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, number: int, ctx: Context) -> int:
         if number >= VIEW_BASE:
             directory = self._view.opendir(number)
+        elif self._removed.find(number) is not None:
+            directory = OpenDirectory(number, number, lambda cursor, limit: [])
         else:
             parent = self._node.meta.parent_of(number)
             directory = OpenDirectory(number, parent, functools.partial(self._list, number))
