@@ -294,7 +294,23 @@ class Operations(pyfuse3.Operations):
     async def open(self, number: int, flags: int, ctx: Context) -> pyfuse3.FileInfo:
         if number >= VIEW_BASE:
             return await self._view.open(number, flags)
-        return _file_info(await self.files.open(number, flags, ctx.pid))
+        return _file_info(await self._open(number, flags, ctx))
+
+    async def _open(self, number: int, flags: int, ctx: Context) -> Opened:
+        if flags & os.O_TRUNC and ctx.uid != 0:
+            self._drop_privileges(self.files.numbers.ino(number))
+        return await self.files.open(number, flags, ctx.pid)
+
+    def _drop_privileges(self, ino: int) -> None:
+        """Who is not root changes a file's bytes; the kernel sees to it but for O_TRUNC."""
+        inode = self._node.meta.inode(ino)
+        if inode is None:
+            return
+        mode = stat.S_IMODE(inode.mode) & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            mode &= ~stat.S_ISGID
+        if mode != stat.S_IMODE(inode.mode):
+            self._node.meta.set_attributes(ino, Changes(mode=mode), self._node.now_ns())
 
     @request
     async def create(
@@ -310,7 +326,7 @@ class Operations(pyfuse3.Operations):
             raise NamespaceError(errno.ESTALE)  # the kernel looks, and sees what it is
         else:  # a client was faster; the kernel takes this as an ordinary open
             number = self.files.numbers.current(inode.ino)
-            opened = await self.files.open(number, flags, ctx.pid)
+            opened = await self._open(number, flags, ctx)
             inode = self._node.meta.inode(inode.ino) or inode
         return _file_info(opened), self._entry(inode)
 
