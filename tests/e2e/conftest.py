@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.mounted import mounted, place  # noqa: F401  fixtures
+from tests.e2e.posix_ground import ground, open_mount  # noqa: F401  fixtures
 from tests.engines import EngineProcess, Site, StartEngine
 
 ROOT = Path(__file__).parents[2]
