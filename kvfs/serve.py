@@ -10,6 +10,7 @@ from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
 from kvfs.supervisor import tell_supervisor
+from kvfs.watchdog import loop_watch
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ def serve_command(config: Config) -> int:
     """Serve in the foreground; 0 after a clean stop. Raises `KvfsError` when it cannot run."""
     problem: BaseExceptionGroup[KvfsError] | None = None
     try:
-        trio.run(_serve, config)
+        trio.run(_serve, config, instruments=loop_watch())
     except* KvfsError as group:
         problem = group
     if problem is not None:

@@ -23,6 +23,7 @@ from kvfs.errors import KvfsError, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
 from kvfs.supervisor import tell_supervisor
+from kvfs.watchdog import loop_watch
 from mount.operations import Operations
 from mount.owner import describe, wait_free
 from mount.point import (
@@ -115,7 +116,14 @@ def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
     try:
         decode = _load_decoder(orders.tokenizer)
         wait_free(orders.config.home, lambda: [entry.store for entry in find_mounts()])
-        trio.run(serve_mount, orders.config, orders.mountpoint, decode, on_ready)
+        trio.run(
+            serve_mount,
+            orders.config,
+            orders.mountpoint,
+            decode,
+            on_ready,
+            instruments=loop_watch(),
+        )
     except* KvfsError as group:
         problem = first_of(group)
     return problem
