@@ -48,14 +48,19 @@ class MountRig:
 
     def start(self) -> None:
         """Mount, and return when it serves. A dead mount at the place is replaced."""
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+        self.launch()
+        assert self._process is not None
         end_s = time.monotonic() + SERVING_DEADLINE_S
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > end_s:
                 said = self.log.read_text(errors="replace")
                 raise RuntimeError(f"kvfs mount does not serve:\n{said[-3000:]}")
             time.sleep(0.01)
+
+    def launch(self) -> None:
+        """Start the process, and wait for nothing."""
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
 
     def _serves(self) -> bool:
         if self.count_entries() == 0:
