@@ -16,8 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from scripts.engine_rig import (  # noqa: E402
     free_port,
     prompt_tokens,
 )
+from scripts.mount_rig import mounted  # noqa: E402
 
 BINARIES = ROOT / ".envs" / "lmcache" / "bin"
 HIT_TOKENS = 2048
@@ -51,21 +50,6 @@ class Target:
     logs: Path
     hit_s: list[float] = field(default_factory=list)
     cold_s: list[float] = field(default_factory=list)
-
-
-@contextmanager
-def mounted(scratch: Path) -> Iterator[Path]:
-    """A kvfs mount with a fresh store, through the command as a person types it."""
-    mountpoint = scratch / "mnt"
-    mountpoint.mkdir()
-    kvfs = [sys.executable, "-m", "kvfs"]
-    subprocess.run(
-        [*kvfs, "mount", mountpoint, "--store", scratch / "store"], check=True, cwd=ROOT, timeout=60
-    )
-    try:
-        yield mountpoint
-    finally:
-        subprocess.run([*kvfs, "umount", mountpoint], check=True, cwd=ROOT, timeout=60)
 
 
 def restart_and_ask(target: Target, model: Path, adapter: str, seed: int) -> tuple[Answer, Answer]:
@@ -146,9 +130,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kvfs-bench-") as scratch:
         plain = Path(scratch) / "plain"
         plain.mkdir()
-        with mounted(Path(scratch)) as mountpoint:
+        with mounted(Path(scratch)) as rig:
             logs = Path(scratch)
-            targets = [Target("mount", mountpoint, logs), Target("plain directory", plain, logs)]
+            targets = [
+                Target("mount", rig.mountpoint, logs),
+                Target("plain directory", plain, logs),
+            ]
             measure(targets, arguments.model, arguments.adapter, arguments.rounds)
             figures = report(targets, arguments.adapter)
     if arguments.json:

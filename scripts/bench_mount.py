@@ -1,0 +1,426 @@
+#!/usr/bin/env python3
+"""A mount against ext4 (or whatever its store lies on), in turns, in one run.
+
+usage: bench_mount.py [--rounds 7] [--files 16] [--directory DIR] [--quick] [--json]
+
+Two mounts are measured, each against a plain directory on the store's own disk: one as it is, with
+FUSE passthrough where the kernel and pyfuse3 can, and one served from Python only. Compared are
+
+- 16 MiB files, read whole (buffered, O_DIRECT, mapped and copied out), the page cache warm and (as
+  root) cold, and written whole to a temporary name that is then renamed, by 1 and by 4 threads;
+- open, read and close of small files, in microseconds;
+- stat, create, rename, unlink and listing, per second;
+- the processor time of the mount's process for each GiB read and written.
+
+A ratio is mount / plain of two measurements that followed each other, the first by turns; shown are
+the median of all pairs, the smallest and the largest.
+"""
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402  (path first)
+from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.mount_rig import MountRig, mounted  # noqa: E402
+
+FILE_BYTES = 16 * MIB
+THREADS = (1, 4)
+SMALL = {"64 KiB": 64 * KIB, "1 MiB": MIB}
+_libc = ctypes.CDLL(None)
+_libc.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_libc.memcpy.restype = ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory to measure in; `rig` is None for the plain one."""
+
+    name: str
+    folder: Path
+    rig: MountRig | None = None
+
+    def files(self, kind: str) -> list[Path]:
+        return sorted((self.folder / kind).iterdir())
+
+
+@dataclass(slots=True)
+class Series:
+    """Pairs of one thing, measured in a mount and on the plain disk. What grows is better."""
+
+    mount: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        ratios = [one / two for one, two in zip(self.mount, self.plain, strict=True)]
+        return {
+            "mount": statistics.median(self.mount),
+            "plain": statistics.median(self.plain),
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+
+
+def measure_pairs(
+    mount: Place,
+    plain: Place,
+    measure: Callable[[Place], float],
+    rounds: int,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Measure both in turns; `before` runs before each measurement, untimed."""
+    series = Series()
+    for number in range(rounds):
+        for place in (mount, plain) if number % 2 else (plain, mount):
+            before()
+            (series.plain if place is plain else series.mount).append(measure(place))
+    return series.figures()
+
+
+# Bytes --------------------------------------------------------------------------------------------
+def make_buffer(size: int) -> mmap.mmap:
+    """Page-aligned memory that is there."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+
+
+def read_buffered(path: Path, buffer: mmap.mmap) -> None:
+    _read(path, buffer, os.O_RDONLY)
+
+
+def read_direct(path: Path, buffer: mmap.mmap) -> None:
+    _read(path, buffer, os.O_RDONLY | os.O_DIRECT)
+
+
+def _read(path: Path, buffer: mmap.mmap, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        if os.preadv(fd, [buffer], 0) != len(buffer):
+            raise RuntimeError(f"{path}: a short read")
+    finally:
+        os.close(fd)
+
+
+def read_mapped(path: Path, buffer: mmap.mmap) -> None:
+    """Map a file and copy it out, as a loader does; without the interpreter's lock."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        # Private and writable, since ctypes wants that; nothing is written.
+        with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE) as mapped:
+            source, target = ctypes.c_char.from_buffer(mapped), ctypes.c_char.from_buffer(buffer)
+            _libc.memcpy(ctypes.addressof(target), ctypes.addressof(source), len(mapped))
+            del source, target
+    finally:
+        os.close(fd)
+
+
+READS = {"buffered": read_buffered, "O_DIRECT": read_direct, "mapped": read_mapped}
+
+
+def in_threads(threads: int, work: Callable[[int], None]) -> float:
+    """Seconds until `work(0)` to `work(threads - 1)` are done, each in a thread."""
+    problems: list[BaseException] = []
+    gate = threading.Barrier(threads + 1)
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except (OSError, RuntimeError) as error:
+            problems.append(error)
+
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    gate.wait()
+    begin_s = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    spent_s = time.perf_counter() - begin_s
+    if problems:
+        raise problems[0]
+    return spent_s
+
+
+def read_gib_s(
+    place: Place, way: str, threads: int, passes: int, buffers: Sequence[mmap.mmap]
+) -> float:
+    """Whole files, each thread its own share, so many times over."""
+    files = place.files("large")
+
+    def work(number: int) -> None:
+        for _ in range(passes):
+            for path in files[number::threads]:
+                READS[way](path, buffers[number])
+
+    return len(files) * passes * FILE_BYTES / GIB / in_threads(threads, work)
+
+
+_written = 0  # of all files, so that no two are equal and stored once
+
+
+def write_gib_s(place: Place, threads: int, files: int, buffers: Sequence[mmap.mmap]) -> float:
+    """New files under a temporary name, then renamed. They are removed, and the disk is quiet,
+    before and after."""
+    global _written
+    folder = place.folder / "written"
+    folder.mkdir()
+    os.sync()
+    start = _written
+    _written += files
+
+    def work(number: int) -> None:
+        buffer = buffers[number]
+        for index in range(number, files, threads):
+            buffer[:8] = (start + index).to_bytes(8, "little")
+            fd = os.open(folder / f"{index}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                if os.write(fd, buffer) != len(buffer):
+                    raise RuntimeError("a short write")
+            finally:
+                os.close(fd)
+            os.rename(folder / f"{index}.tmp", folder / f"{index}.data")
+
+    spent_s = in_threads(threads, work)
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    os.sync()
+    return files * FILE_BYTES / GIB / spent_s
+
+
+def measure_small(place: Place, kind: str, buffer: mmap.mmap) -> float:
+    """Opens, reads and closes per second."""
+    files = place.files(kind)
+    begin_s = time.perf_counter()
+    for path in files:
+        _read(path, buffer, os.O_RDONLY)
+    return len(files) / (time.perf_counter() - begin_s)
+
+
+# Names --------------------------------------------------------------------------------------------
+def measure_names(place: Place, count: int) -> dict[str, float]:
+    """Calls on names per second; the listing counts names."""
+    folder = place.folder / "names"
+    folder.mkdir()
+    names = [folder / f"name-{number:06}" for number in range(count)]
+    moved = [folder / f"moved-{number:06}" for number in range(count)]
+    spent_s: dict[str, float] = {}
+
+    @contextmanager
+    def timed(kind: str) -> Iterator[None]:
+        begin_s = time.perf_counter()
+        yield
+        spent_s[kind] = time.perf_counter() - begin_s
+
+    with timed("create"):
+        for path in names:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    for path in names:
+        os.stat(path)
+    with timed("stat"):
+        for path in names:
+            os.stat(path)
+    with timed("readdir"):
+        found = os.listdir(folder)
+    assert len(found) == count
+    with timed("rename"):
+        for old, new in zip(names, moved, strict=True):
+            os.rename(old, new)
+    with timed("unlink"):
+        for path in moved:
+            os.unlink(path)
+    folder.rmdir()
+    return {kind: count / seconds for kind, seconds in spent_s.items()}
+
+
+def compare_names(mount: Place, plain: Place, count: int, rounds: int) -> dict[str, object]:
+    found: dict[str, Series] = {}
+    for number in range(rounds):
+        for place in (mount, plain) if number % 2 else (plain, mount):
+            for kind, value in measure_names(place, count).items():
+                series = found.setdefault(kind, Series())
+                (series.plain if place is plain else series.mount).append(value)
+    return {kind: series.figures() for kind, series in found.items()}
+
+
+# All of it ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure."""
+
+    rounds: int
+    files: int
+    passes: int  # over all files, in one warm measurement
+    small_files: int
+    names: int
+
+
+def fill(place: Place, plan: Plan) -> None:
+    """The files that are read."""
+    kinds = {"large": (plan.files, FILE_BYTES)}
+    kinds |= {kind: (plan.small_files, size) for kind, size in SMALL.items()}
+    for kind, (count, size) in kinds.items():
+        (place.folder / kind).mkdir(parents=True)
+        for number in range(count):
+            (place.folder / kind / f"{number:05}").write_bytes(os.urandom(size))
+
+
+def measure_reading_cpu(
+    mount: Place, passes: int, buffers: Sequence[mmap.mmap]
+) -> dict[str, float]:
+    """Milliseconds of the mount's processor time for each GiB that is read."""
+    assert mount.rig is not None
+    files = mount.files("large")
+    gib = passes * len(files) * FILE_BYTES / GIB
+    spent = {}
+    for way in READS:
+        used_s = mount.rig.cpu_s()
+        read_gib_s(mount, way, 1, passes, buffers)
+        spent[f"{way} read, opened each time"] = (mount.rig.cpu_s() - used_s) * 1000 / gib
+    descriptors = [os.open(path, os.O_RDONLY) for path in files]
+    used_s = mount.rig.cpu_s()
+    for _ in range(passes):
+        for fd in descriptors:
+            os.preadv(fd, [buffers[0]], 0)
+    spent["buffered read, opened once"] = (mount.rig.cpu_s() - used_s) * 1000 / gib
+    for fd in descriptors:
+        os.close(fd)
+    return spent
+
+
+def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
+    """One mount against the plain directory."""
+    buffers = [make_buffer(FILE_BYTES) for _ in range(max(THREADS))]
+    for buffer in buffers:
+        buffer[:] = os.urandom(FILE_BYTES)  # written, too
+    for place in (mount, plain):  # digests are checked at the first open
+        read_gib_s(place, "buffered", 1, 1, buffers)
+    assert mount.rig is not None
+    warm, cold, cpu = {}, {}, {}
+    for way in READS:
+        for threads in THREADS:
+            name = f"{way} read, {threads} thread{'s' * (threads > 1)}"
+
+            def read(place: Place, way: str = way, threads: int = threads) -> float:
+                return read_gib_s(place, way, threads, plan.passes, buffers)
+
+            def read_once(place: Place, way: str = way, threads: int = threads) -> float:
+                return read_gib_s(place, way, threads, 1, buffers)
+
+            warm[name] = measure_pairs(mount, plain, read, plan.rounds)
+            if os.geteuid() == 0:
+                rounds = max(1, plan.rounds // 2)
+                cold[name] = measure_pairs(mount, plain, read_once, rounds, drop_page_cache)
+                read_once(mount), read_once(plain)
+    for threads in THREADS:
+        name = f"written and renamed, {threads} thread{'s' * (threads > 1)}"
+
+        def write(place: Place, threads: int = threads) -> float:
+            return write_gib_s(place, threads, max(plan.files // 2, 4), buffers)
+
+        used_s = mount.rig.cpu_s()
+        warm[name] = measure_pairs(mount, plain, write, plan.rounds)
+        gib = plan.rounds * max(plan.files // 2, 4) * FILE_BYTES / GIB
+        cpu[name] = (mount.rig.cpu_s() - used_s) * 1000 / gib
+    cpu |= measure_reading_cpu(mount, 4 * plan.passes, buffers)
+    small = {}
+    for kind, size in SMALL.items():
+        with make_buffer(size) as buffer:
+
+            def open_read_close(
+                place: Place, kind: str = kind, buffer: mmap.mmap = buffer
+            ) -> float:
+                return measure_small(place, kind, buffer)
+
+            open_read_close(mount), open_read_close(plain)
+            small[kind] = measure_pairs(mount, plain, open_read_close, plan.rounds)
+    status = json.loads((mount.rig.mountpoint / ".kvfs" / "status.json").read_text())
+    return {
+        "mode": status["mount"],
+        "warm_gib_s": warm,
+        "cold_gib_s": cold,
+        "small_per_s": small,
+        "names_per_s": compare_names(mount, plain, plan.names, max(3, plan.rounds // 2)),
+        "server_cpu_ms_per_gib": cpu,
+    }
+
+
+def run(base: Path | None, plan: Plan) -> dict[str, object]:
+    found: dict[str, object] = {}
+    with tempfile.TemporaryDirectory(dir=base, prefix="kvfs-bench-") as name:
+        scratch = Path(name)
+        plain = Place("plain", scratch / "plain")
+        fill(plain, plan)
+        for mode, passthrough in (("passthrough", True), ("python", False)):
+            with mounted(scratch, mode, passthrough=passthrough) as rig:
+                mount = Place(mode, rig.mountpoint / "bench", rig)
+                fill(mount, plan)
+                time.sleep(2 * SETTLED_S)  # what just changed is not served by the kernel
+                found[mode] = measure_mount(mount, plain, plan)
+    return found
+
+
+def show(mode: str, found: dict[str, object]) -> None:
+    def line(name: str, row: dict[str, float], digits: int, unit: float = 1.0) -> str:
+        mount, plain = row["mount"] * unit, row["plain"] * unit
+        spread = f"{row['ratio']:5.2f}  ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+        return f"  {name:32} {mount:12.{digits}f} {plain:12.{digits}f}   {spread}"
+
+    print(f"\n{mode}: {json.dumps(found['mode'])}")
+    for title, key, digits in (
+        ("16 MiB files, warm, GiB/s", "warm_gib_s", 2),
+        ("16 MiB files, cold, GiB/s", "cold_gib_s", 2),
+        ("names, calls per second", "names_per_s", 0),
+    ):
+        table: dict[str, dict[str, float]] = found[key]  # type: ignore[assignment]  # as put there
+        if table:
+            print(f"  {title:32} {'mount':>12} {'plain':>12}   ratio of pairs")
+            for name, row in table.items():
+                print(line(name, row, digits))
+    print(f"  {'open, read, close: microseconds':32} {'mount':>12} {'plain':>12}")
+    small: dict[str, dict[str, float]] = found["small_per_s"]  # type: ignore[assignment]
+    for name, row in small.items():
+        times = {"mount": 1e6 / row["mount"], "plain": 1e6 / row["plain"]}
+        print(line(name, {**row, **times}, 1))
+    print("  processor time of the mount's process, ms per GiB")
+    for name, value in found["server_cpu_ms_per_gib"].items():  # type: ignore[attr-defined]
+        print(f"  {name:32} {value:12.1f}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--files", type=int, default=16, help="of 16 MiB")
+    parser.add_argument("--directory", type=Path, help="on the disk to measure; default: /tmp's")
+    parser.add_argument("--quick", action="store_true", help="few of everything, to see it run")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    plan = Plan(arguments.rounds, arguments.files, passes=4, small_files=200, names=2000)
+    if arguments.quick:
+        plan = Plan(rounds=2, files=4, passes=1, small_files=20, names=100)
+    found = run(arguments.directory, plan)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for mode, figures in found.items():
+            show(mode, figures)  # type: ignore[arg-type]  # a table of tables
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
