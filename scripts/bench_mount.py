@@ -81,7 +81,7 @@ def measure_pairs(
     plain: Place,
     measure: Callable[[Place], float],
     rounds: int,
-    before: Callable[[], None] = lambda: None,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """Measure both in turns; `before` runs before each measurement, untimed."""
     series = Series()

@@ -304,13 +304,14 @@ class Crashes:
             for number, known in enumerate(self._known)
         ]
         readers = [Reader(self.rig, self._directory, seed - n, len(writers)) for n in (1, 2)]
-        for thread in (*writers, *readers):
+        threads: list[Writer | Reader] = [*writers, *readers]
+        for thread in threads:
             thread.start()
         time.sleep(seconds)
-        for thread in (*writers, *readers):
+        for thread in threads:
             thread.is_killed.set()
         self.rig.kill()
-        for thread in (*writers, *readers):
+        for thread in threads:
             thread.join(60)
             if thread.is_alive():
                 self._complain("a call hangs after the kill")
