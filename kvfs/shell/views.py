@@ -14,9 +14,7 @@ from typing import IO, Any
 
 from kvfs.client import Client
 from kvfs.inspect import (
-    Checked,
     Found,
-    Verdict,
     disk_usage,
     files_below,
     find,
@@ -39,7 +37,7 @@ from kvfs.shell.render import (
     time_text,
     write_json,
 )
-from kvfs.verify import verify_files
+from kvfs.verify import Checked, Verdict, verify_files
 
 BATCH_FILES = 1000
 
