@@ -156,6 +156,7 @@ class Loader:
         self._counters = counters
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "kvfs-load")
         self._ended = threading.Event()
         self._is_closed = False
@@ -214,9 +215,10 @@ class Loader:
         return True
 
     def _open(self, job: _Job, first: int) -> None:
-        """Open the next chunks, and hand each to a thread; the first that is done opens those after
-        them, while the rest are read."""
-        chunks = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
+        """Open the next chunks (at first one a thread, so that reading begins soon), and hand each
+        to a thread; the first that is done opens those after them, while the rest are read."""
+        count = BRIDGE_OPEN_BATCH if first else self._threads
+        chunks = job.request.chunks[first : first + count]
         paths = [self._shard.path(job.place, load.chunk) for load in chunks]
         opened = self._link.ask(lambda client: client.open(paths))
         if opened is None:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _SAVE_THREADS_MAX = 2
 # An engine with nothing to compute would step again at once, and take the GIL from the loads.
-_IDLE_WAIT_S = 0.001
+_IDLE_WAIT_S = 0.005
 
 
 @dataclass(slots=True)
