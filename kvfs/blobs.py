@@ -145,22 +145,25 @@ class BlobDirectory:
         """Make an empty private file, open for reading and writing."""
         self._serial += 1
         name = f"{self.store_id}.{self._run}.{self._serial:x}"
-        fd = os.open(
-            f"{self._root}/staging/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(self.stage_path(name), flags, 0o600)
         return StagingFile(name, fd)
+
+    def stage_path(self, name: str) -> str:
+        """Where a staging file lies."""
+        return f"{self._root}/staging/{name}"
 
     def discard(self, name: str) -> None:
         """Remove a staging file; one that is gone is fine."""
         try:
-            os.unlink(f"{self._root}/staging/{name}")
+            os.unlink(self.stage_path(name))
         except FileNotFoundError:
             pass
 
     def adopt(self, name: str, digest: bytes) -> None:
         """Put a staging file under its digest, over what was there."""
         target = self.blob_path(digest)
-        source = f"{self._root}/staging/{name}"
+        source = self.stage_path(name)
         try:
             os.rename(source, target)
         except FileNotFoundError:

@@ -62,6 +62,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             log.info("serving %s", config.home)
             yield node
             nursery.cancel_scope.cancel()
+        await node.reclaim.remove_queued()
         await trio.to_thread.run_sync(engine.sync)
         _mark_clean(meta)
 

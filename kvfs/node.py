@@ -269,11 +269,12 @@ class Node:
     def discard(self, stage: Stage) -> None:
         """Close and remove a stage; one that was used up is left alone."""
         if stage.is_open:
+            allocated = os.fstat(stage.fd).st_blocks * 512
             os.close(stage.fd)
             self._end_stage(stage)
             directory = self.directories[stage.directory]
             assert directory is not None
-            directory.discard(stage.name)
+            self.reclaim.remove(stage.directory, directory.stage_path(stage.name), allocated)
 
     async def publish_stage(self, stage: Stage, ino: int, mtime_ns: int) -> Inode:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
@@ -357,7 +358,7 @@ class Node:
             directory = self.directories[places[digest]]
             path = directory.trash(digest) if directory is not None else None
             if path is not None:
-                os.unlink(path)
+                self.reclaim.remove(places[digest], path, os.stat(path).st_blocks * 512)
         self.meta.bury(orphans)
 
     def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:

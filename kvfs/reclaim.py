@@ -1,12 +1,14 @@
 """Giving room back: files of doomed blobs are taken away at once and unlinked at leisure.
 
 Unlinking a large file takes milliseconds, so it is done in a worker thread; the rename that takes
-it out of the way is not noticeable. Until it is unlinked its bytes count as trash.
+it out of the way is not noticeable. Until it is unlinked its bytes count as trash. Closing the last
+descriptor of a file that was unlinked takes as long, and is done there as well.
 """
 
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import trio
 
@@ -20,6 +22,17 @@ log = logging.getLogger(__name__)
 
 _SLACK_BYTES_MAX = 64 * MIB  # evicted beyond the need, so that not every writer has to wait
 _UNLINK_DEADLINE_S = 60.0
+_INLINE_BYTES_MAX = 4 * MIB  # what is gone in less time than a hop to a thread is worth
+
+
+@dataclass(frozen=True, slots=True)
+class _Refuse:
+    """A file to unlink, or a descriptor to close."""
+
+    directory: int
+    path: str
+    size_bytes: int
+    fd: int = -1
 
 
 class Reclaim:
@@ -41,7 +54,8 @@ class Reclaim:
         self._release_spare = release_spare
         self._evict = evict
         self._lock = trio.Lock()
-        self._queue: list[tuple[int, str, int]] = []  # directory, path, bytes
+        self._queue: list[_Refuse] = []
+        self._is_removing = False
         self._wake = trio.Event()
         self._removed = trio.Event()
 
@@ -72,23 +86,53 @@ class Reclaim:
                 directory = self._directories[blob.directory]
                 path = directory.trash(blob.digest) if directory is not None else None
                 if path is not None:
-                    self._space.begin_trash(blob.directory, blob.allocated_bytes)
-                    self._queue.append((blob.directory, path, blob.allocated_bytes))
+                    self._put(_Refuse(blob.directory, path, blob.allocated_bytes))
             self._meta.bury([blob.digest for blob in doomed])
-        if self._queue:
-            self._wake.set()
+
+    def remove(self, index: int, path: str, size_bytes: int) -> None:
+        """Unlink a file of a directory that nothing names any more, a large one at leisure."""
+        if size_bytes > _INLINE_BYTES_MAX:
+            self._put(_Refuse(index, path, size_bytes))
+        elif _discard([_Refuse(index, path, size_bytes)]):
+            self._space.begin_trash(index, size_bytes)
+            self._space.end_trash(index, size_bytes, is_removed=False)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor; at leisure when that is, or may just now become, the end of a large
+        file."""
+        status = os.fstat(fd)
+        may_be_last = status.st_nlink == 0 or self._queue or self._is_removing
+        if may_be_last and status.st_blocks * 512 > _INLINE_BYTES_MAX:
+            self._put(_Refuse(0, "", 0, fd))
+        else:
+            os.close(fd)
+
+    def _put(self, refuse: _Refuse) -> None:
+        self._space.begin_trash(refuse.directory, refuse.size_bytes)
+        self._queue.append(refuse)
+        self._wake.set()
 
     async def remove_always(self) -> None:
-        """Background task: unlink what `reap` took away."""
+        """Background task: unlink what was taken away."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            batch, self._queue = self._queue, []
-            left = await trio.to_thread.run_sync(_unlink_all, [path for _, path, _ in batch])
-            for index, path, size_bytes in batch:
-                self._space.end_trash(index, size_bytes, is_removed=path not in left)
+            await self.remove_queued()
             self._removed.set()
             self._removed = trio.Event()
+
+    async def remove_queued(self) -> None:
+        """Unlink what was taken away so far."""
+        batch, self._queue = self._queue, []
+        self._is_removing = True
+        try:
+            left = await trio.to_thread.run_sync(_discard, batch)
+        finally:
+            self._is_removing = False
+        for refuse in batch:
+            self._space.end_trash(
+                refuse.directory, refuse.size_bytes, is_removed=refuse.path not in left
+            )
 
     async def _wait_removed(self) -> None:
         removed = self._removed
@@ -99,12 +143,16 @@ class Reclaim:
             raise OutOfSpace("the disk does not come to removing what was evicted")
 
 
-def _unlink_all(paths: Sequence[str]) -> set[str]:
-    """Unlink files; those that could not be."""
+def _discard(batch: Sequence[_Refuse]) -> set[str]:
+    """Unlink and close; the files that could not be unlinked."""
     left = set()
-    for path in paths:
+    for refuse in batch:
+        path = refuse.path
         try:
-            os.unlink(path)
+            if refuse.fd >= 0:
+                os.close(refuse.fd)
+            else:
+                os.unlink(path)
         except FileNotFoundError:
             log.debug("%s was gone already", path)
         except OSError as error:

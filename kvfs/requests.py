@@ -3,7 +3,7 @@
 import errno
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +50,12 @@ class Session:
             self.node.discard(stage)
         self.stages.clear()
 
+
+# How many items are worked on before everyone else has a turn: a few milliseconds' worth.
+_TOUCHED_AT_ONCE = 256
+_LISTED_AT_ONCE = 256
+_PINNED_AT_ONCE = 32
+_EVICTED_AT_ONCE = 16
 
 Handler = Callable[[Session, list[Any], list[int]], Awaitable[Any]]
 
@@ -174,7 +180,7 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
             if stage.is_open:
                 node.discard(stage)
             else:
-                os.close(stage.fd)
+                node.reclaim.close(stage.fd)
     return None
 
 
@@ -210,8 +216,10 @@ async def _report_corrupt(session: Session, arguments: list[Any], descriptors: l
 
 
 async def _touch(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    found = session.node.meta.resolve(_paths(arguments[0]))
-    session.node.touch([inode.ino for inode in found if inode is not None])
+    # The last first, so that the first of all is the most recent.
+    async for part in _in_turns(_paths(arguments[0])[::-1], _TOUCHED_AT_ONCE):
+        found = session.node.meta.resolve(part[::-1])
+        session.node.touch([inode.ino for inode in found if inode is not None])
     return None
 
 
@@ -231,16 +239,22 @@ async def _list(session: Session, arguments: list[Any], descriptors: list[int]) 
     path, after, limit = arguments
     meta = session.node.meta
     parent = _directory(session.node, path).ino
-    return [pack_entry(e) for e in meta.entries(parent, after, _limit(limit))]
+    listed: list[Any] = []
+    async for wanted in _in_turns(range(_limit(limit)), _LISTED_AT_ONCE):
+        page = meta.entries(parent, after, len(wanted))
+        listed += map(pack_entry, page)
+        if len(page) < len(wanted):
+            break
+        after = page[-1].name
+    return listed
 
 
 async def _children(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     namespace, parent, after, limit = arguments
     if not 0 <= after < 2**63:
         raise InvalidInput("after", f"{after} is no inode number")
-    node = session.node
-    found = node.meta.children(_directory(node, namespace).ino, parent, after, _limit(limit))
-    return [pack_chunk_entry(entry) for entry in found]
+    ino = _directory(session.node, namespace).ino
+    return await _list_children(session.node, ino, parent, after, _limit(limit))
 
 
 async def _children_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -248,12 +262,25 @@ async def _children_of(session: Session, arguments: list[Any], descriptors: list
     check_batch(parents, bytes, BATCH_ITEMS_MAX, "parents")
     if len(parents) * _limit(limit) > BATCH_ITEMS_MAX:
         raise InvalidInput("limit", f"parents times limit exceed {BATCH_ITEMS_MAX}")
-    meta = session.node.meta
     ino = _directory(session.node, namespace).ino
-    return [
-        [pack_chunk_entry(entry) for entry in meta.children(ino, parent, 0, limit)]
-        for parent in parents
-    ]
+    listed = []
+    async for part in _in_turns(parents, _LISTED_AT_ONCE // 4):
+        for parent in part:
+            listed.append(await _list_children(session.node, ino, parent, 0, limit))
+    return listed
+
+
+async def _list_children(
+    node: Node, namespace: int, parent: bytes, after: int, limit: int
+) -> list[Any]:
+    listed: list[Any] = []
+    async for wanted in _in_turns(range(limit), _LISTED_AT_ONCE):
+        page = node.meta.children(namespace, parent, after, len(wanted))
+        listed += map(pack_chunk_entry, page)
+        if len(page) < len(wanted):
+            break
+        after = page[-1].inode.ino
+    return listed
 
 
 def _limit(value: int) -> int:
@@ -282,23 +309,33 @@ async def _paths_of(session: Session, arguments: list[Any], descriptors: list[in
 async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     meta = session.node.meta
     pinned = 0
-    for path in _paths(arguments[0]):
-        inode = meta.resolve([path])[0]
-        if inode is not None and inode.is_regular:
-            meta.set_pinned(inode.ino, arguments[1])
-            pinned += 1
+    async for part in _in_turns(_paths(arguments[0]), _PINNED_AT_ONCE):
+        for inode in meta.resolve(part):
+            if inode is not None and inode.is_regular:
+                meta.set_pinned(inode.ino, arguments[1])
+                pinned += 1
     return pinned
 
 
 async def _evict(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    found = session.node.meta.resolve(_paths(arguments[0]))
-    inos = {
-        inode.ino
-        for inode in found
-        if inode is not None and inode.is_published and not inode.pinned
-    }
-    session.node.drop_files(list(inos))
-    return len(inos)
+    evicted = 0
+    async for part in _in_turns(_paths(arguments[0]), _EVICTED_AT_ONCE):
+        inos = {
+            inode.ino
+            for inode in session.node.meta.resolve(part)
+            if inode is not None and inode.is_published and not inode.pinned
+        }
+        session.node.drop_files(list(inos))
+        evicted += len(inos)
+    return evicted
+
+
+async def _in_turns(items: Sequence[Any], size: int) -> AsyncIterator[Any]:
+    """Parts of a long list; everyone else has a turn between them."""
+    for start in range(0, len(items), size):
+        if start:
+            await trio.lowlevel.checkpoint()
+        yield items[start : start + size]
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

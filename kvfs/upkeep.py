@@ -17,6 +17,8 @@ from kvfs.stored import read_header
 
 log = logging.getLogger(__name__)
 
+_STEP = 16  # names given back before everyone else has a turn
+
 
 @dataclass(frozen=True, slots=True)
 class Collected:
@@ -33,7 +35,7 @@ async def collect_garbage(node: Node) -> Collected:
     for index, directory in enumerate(node.directories):
         if directory is None:
             continue
-        staging += directory.purge_staging()
+        staging += await trio.to_thread.run_sync(directory.purge_staging)
         batches = directory.scan()
         while batch := await trio.to_thread.run_sync(_next_batch, batches):
             known = node.meta.blobs([digest for digest, _ in batch])
@@ -69,6 +71,8 @@ async def rebuild(node: Node) -> int:
                         node.drop_orphan(published.replaced)
                 except NamespaceError as error:
                     log.warning("%s: %s", os.fsdecode(publication.path), error)
+                if rebuilt % _STEP == 0:
+                    await trio.lowlevel.checkpoint()
     node.reclaim.reap()
     return rebuilt
 

@@ -8,6 +8,9 @@ A busy machine makes any step long, so three times are told apart: the processor
 the time that the system kept the thread waiting for a processor (which counts for nothing), and the
 rest, in which the step was blocked: by a disk, or by another thread that had the interpreter's
 lock. `N,M` allows M ms of that, where N alone allows as much as of processor time.
+
+Where a step was is found by looking at it now and then, from another thread. Code that keeps the
+interpreter's lock can't be looked at; then the end of the step shows.
 """
 
 import gc
@@ -16,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +73,7 @@ class LoopWatch(trio.abc.Instrument):
         self._waited_s = 0.0
         self._collected_s = 0.0
         self._collection_s = 0.0
-        self._places = ""
+        self._seen: Counter[str] = Counter()  # where the step was when it was looked at
         self._thread = 0
         self._schedule_fd = -1
         self._ended = threading.Event()
@@ -92,7 +96,7 @@ class LoopWatch(trio.abc.Instrument):
             os.close(self._schedule_fd)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._places = ""
+        self._seen.clear()
         self._collected_s = 0.0
         self._waited_s = self._read_waited_s()
         self._cpu_s = time.thread_time()
@@ -107,7 +111,8 @@ class LoopWatch(trio.abc.Instrument):
         waited_s = self._read_waited_s() - self._waited_s
         blocked_s = max(0.0, wall_s - cpu_s - waited_s)
         if cpu_s > self._cpu_limit_s or blocked_s > self._blocked_limit_s:
-            places = self._places or f"{_places_of_task(task)} (where it stopped)"
+            seen = self._seen.most_common(1)
+            places = seen[0][0] if seen else f"{_places_of_task(task)} (where it stopped)"
             self._report(Held(task.name, places, cpu_s, blocked_s, waited_s, self._collected_s))
 
     # Beside it ------------------------------------------------------------------------------------
@@ -127,12 +132,12 @@ class LoopWatch(trio.abc.Instrument):
     def _sample_always(self) -> None:
         """Look where the loop is while a step takes long."""
         limit_s = min(self._cpu_limit_s, self._blocked_limit_s)
-        while not self._ended.wait(limit_s / 3):
+        while not self._ended.wait(limit_s / 5):
             begin_s = self._begin_s
-            if begin_s and time.perf_counter() - begin_s > limit_s / 3:
+            if begin_s and time.perf_counter() - begin_s > limit_s / 5:
                 places = _places_of(sys._current_frames().get(self._thread))
                 if self._begin_s == begin_s:
-                    self._places = places
+                    self._seen[places] += 1
 
 
 def loop_watch(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> list[LoopWatch]:

@@ -6,6 +6,7 @@ Every request is answered in the mount's one thread. Pages that memory has are r
 
 import errno
 import os
+from collections.abc import Callable
 
 import trio
 
@@ -16,12 +17,14 @@ _common = memoryview(bytearray(MIB))
 
 
 class OpenBytes:
-    """A descriptor that several reads may share; it is closed when it is retired and idle."""
+    """A descriptor that several reads may share; it is closed, by `close`, when it is retired and
+    idle."""
 
-    __slots__ = ("_is_retired", "_nowait", "_reads", "fd")
+    __slots__ = ("_close", "_is_retired", "_nowait", "_reads", "fd")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, close: Callable[[int], None] = os.close) -> None:
         self.fd = fd
+        self._close = close
         self._reads = 0
         self._is_retired = False
         self._nowait = True
@@ -67,7 +70,7 @@ class OpenBytes:
 
     def _close_if_done(self) -> None:
         if self._is_retired and self._reads == 0 and self.fd >= 0:
-            os.close(self.fd)
+            self._close(self.fd)
             self.fd = -1
 
 

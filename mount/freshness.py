@@ -49,6 +49,8 @@ class Freshness:
         directory = change.parent
         try:
             for _ in range(_DEPTH_MAX):  # parents may be new, so theirs have changed as well
+                if directory in self._inodes:
+                    break  # and so do those above it
                 self.expire_attributes(directory)
                 if directory == ROOT_INO:
                     break

@@ -237,7 +237,9 @@ class OpenFiles:
             return version.content
         async with version.lock:
             if version.content is None:
-                version.content = OpenBytes(await self._open_blob(version))
+                version.content = OpenBytes(
+                    await self._open_blob(version), self._node.reclaim.close
+                )
             return version.content
 
     async def _open_blob(self, version: Version) -> int:

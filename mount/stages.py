@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from kvfs.config import PAGE_BYTES, STAGE_STEP_BYTES_MAX
+from kvfs.config import MIB, PAGE_BYTES, STAGE_STEP_BYTES_MAX
 from kvfs.errors import NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
@@ -21,6 +21,9 @@ from mount.states import State
 log = logging.getLogger(__name__)
 
 _WRITE_INLINE_BYTES_MAX = 256 * 1024
+_TRUNCATE_INLINE_BYTES_MAX = 4 * MIB
+_SLOW_WRITE_S = 0.005
+_SLOW_DISK_S = 1.0  # for so long after a slow write, all are done in threads
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +61,7 @@ class Stages:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._slow_until_s = 0.0
 
     async def write(self, version: Version, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
@@ -65,8 +69,12 @@ class Stages:
         await self._reserve(version, stage, len(data))
         version.is_dirty = True
         try:
-            if len(data) <= _WRITE_INLINE_BYTES_MAX:
+            begin_s = trio.current_time()
+            if len(data) <= _WRITE_INLINE_BYTES_MAX and begin_s >= self._slow_until_s:
                 write_whole(stage.fd, data, offset)
+                end_s = trio.current_time()
+                if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
+                    self._slow_until_s = end_s + _SLOW_DISK_S
             else:
                 await trio.to_thread.run_sync(write_whole, stage.fd, data, offset)
         except OSError:
@@ -80,7 +88,10 @@ class Stages:
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self._node.stage(), 0)
         stage = await self._start(version)
-        os.ftruncate(stage.fd, size_bytes)
+        if version.size_bytes - size_bytes > _TRUNCATE_INLINE_BYTES_MAX:
+            await trio.to_thread.run_sync(os.ftruncate, stage.fd, size_bytes)
+        else:
+            os.ftruncate(stage.fd, size_bytes)
         version.size_bytes = size_bytes
         version.mtime_ns = self._node.now_ns()
         version.is_dirty = True
@@ -90,7 +101,7 @@ class Stages:
         if version.content is not None:
             version.content.retire()
         version.stage = stage
-        version.content = OpenBytes(stage.fd)
+        version.content = OpenBytes(stage.fd, self._node.reclaim.close)
         version.size_bytes = size_bytes
         version.written_bytes = size_bytes
         version.mtime_ns = self._node.now_ns()
@@ -116,7 +127,7 @@ class Stages:
         if stage.is_open:
             self._node.discard(stage)
         else:
-            os.close(stage.fd)
+            self._node.reclaim.close(stage.fd)
         inode = self._node.meta.inode(version.ino)
         if inode is not None and inode.nlink and not inode.is_published:
             log.info("inode %d was not published; its names are dropped", inode.ino)
