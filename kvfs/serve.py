@@ -6,6 +6,7 @@ import signal
 import trio
 
 from kvfs.config import Config
+from kvfs.daemon import settle_memory
 from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
@@ -20,6 +21,7 @@ _IDLE_POLL_S = 0.5
 def serve_command(config: Config) -> int:
     """Serve in the foreground; 0 after a clean stop. Raises `KvfsError` when it cannot run."""
     problem: BaseExceptionGroup[KvfsError] | None = None
+    settle_memory()
     try:
         trio.run(_serve, config, instruments=loop_watch())
     except* KvfsError as group:

@@ -18,7 +18,14 @@ import pyfuse3
 import trio
 
 from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
-from kvfs.daemon import log_to, start_in_background, take_orders, tell_failure, tell_ready
+from kvfs.daemon import (
+    log_to,
+    settle_memory,
+    start_in_background,
+    take_orders,
+    tell_failure,
+    tell_ready,
+)
 from kvfs.errors import KvfsError, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
@@ -116,6 +123,7 @@ def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
     try:
         decode = _load_decoder(orders.tokenizer)
         wait_free(orders.config.home, lambda: [entry.store for entry in find_mounts()])
+        settle_memory()
         trio.run(
             serve_mount,
             orders.config,

@@ -14,11 +14,14 @@ import pytest
 import xxhash
 
 from kvfs.client import Client, StagedFile
+from kvfs.meta.contract import ChunkInfo
+from kvfs.names import chunk_key, chunk_path, namespace_path
 from kvfs.watchdog import LIMIT_VARIABLE
 from tests.conftest import StartMount
 from tests.mounts import MountProcess
 
 MIB = 1024 * 1024
+NAMESPACE = namespace_path("org/model", "f" * 32)
 TOGETHER = 16  # files published together, as the bridge does
 
 
@@ -31,7 +34,12 @@ def watched(start_mount: StartMount, monkeypatch: pytest.MonkeyPatch) -> MountPr
     return mount
 
 
-def publish(store: Path, names: list[bytes], content: Callable[[bytes], bytes]) -> None:
+def publish(
+    store: Path,
+    names: list[bytes],
+    content: Callable[[bytes], bytes],
+    describe: Callable[[bytes], ChunkInfo | None] = lambda name: None,
+) -> None:
     """Store small files as a client."""
     with Client(store) as client:
         for start in range(0, len(names), TOGETHER):
@@ -41,7 +49,8 @@ def publish(store: Path, names: list[bytes], content: Callable[[bytes], bytes]) 
             for name, file in zip(batch, staged, strict=True):
                 data = content(name)
                 os.pwrite(file.fd, data, 0)
-                files.append(StagedFile(file.token, name, xxhash.xxh3_128_digest(data), len(data)))
+                digest = xxhash.xxh3_128_digest(data)
+                files.append(StagedFile(file.token, name, digest, len(data), describe(name)))
             client.publish(files)
             for file in staged:
                 os.close(file.fd)
@@ -65,6 +74,21 @@ def test_long_directories(watched: MountProcess) -> None:
             if number % 3 == 0:
                 os.unlink(entry.path)
     assert len(os.listdir(directory)) == len(names) - (len(names) + 2) // 3
+
+
+def test_the_view_of_many_chunks(watched: MountProcess) -> None:
+    keys = [chunk_key(number.to_bytes(8, "big"), 0, 0) for number in range(500)]
+    names = {chunk_path(NAMESPACE, key): key for key in keys}
+
+    def describe(name: bytes) -> ChunkInfo:
+        return ChunkInfo(names[name].encode(), b"", 0, 256, 0, 0, b"")
+
+    publish(watched.store, list(names), lambda name: name, describe)
+    (model,) = (watched.mountpoint / ".kvfs" / "prefixes").iterdir()
+    assert sorted(os.listdir(model)) == sorted(keys)
+    for key in keys[:100]:
+        assert os.listdir(model / key) == ["info.json"]
+        assert b'"token_end": 256' in (model / key / "info.json").read_bytes()
 
 
 def test_requests_for_thousands_of_names(watched: MountProcess) -> None:
