@@ -13,7 +13,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,8 @@ class BlobDirectory:
         self._serial = 0
         self._root = os.fspath(config.path)
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
+        self._leaves: set[bytes] = set()  # those known to be there, by their digests' beginning
+        self._leaves_lock = threading.Lock()
         self._trim_quarantine()
 
     @classmethod
@@ -167,16 +170,29 @@ class BlobDirectory:
         try:
             os.rename(source, target)
         except FileNotFoundError:
-            self._make_fanout(os.path.dirname(target))
+            self._make_leaf(os.path.dirname(target))
             os.rename(source, target)
 
-    def _make_fanout(self, path: str) -> None:
+    def lacks_leaf(self, digest: bytes) -> bool:
+        """Whether the directory in which a blob will lie may be missing."""
+        return digest[:2] not in self._leaves
+
+    def make_leaves(self, digests: Iterable[bytes]) -> None:
+        """Make the directories in which blobs will lie, ahead of `adopt`, which would be slowed
+        down. Blocks; safe in worker threads."""
+        for digest in digests:
+            if self.lacks_leaf(digest):
+                self._make_leaf(os.path.dirname(self.blob_path(digest)))
+                self._leaves.add(digest[:2])
+
+    def _make_leaf(self, path: str) -> None:
         for directory in (os.path.dirname(path), path):
             try:
                 os.mkdir(directory, 0o700)
-                self._fanout_directories += 1
             except FileExistsError:
                 continue
+            with self._leaves_lock:
+                self._fanout_directories += 1
 
     def purge_staging(self) -> int:
         """Remove what dead runs of this store left; how many files."""

@@ -279,13 +279,22 @@ class Node:
     async def publish_stage(self, stage: Stage, ino: int, mtime_ns: int) -> Inode:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
         belongs to the caller and must not be written any more."""
-        size_bytes, digest = await trio.to_thread.run_sync(digest_file, stage.fd)
+        directory = self.directories[stage.directory]
+        assert directory is not None
+        size_bytes, digest = await trio.to_thread.run_sync(_digest_for, directory, stage.fd)
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd)
         inode = self.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
         self._checks.note(digest)
         self._index_chunk(inode)
         return inode
+
+    async def prepare(self, contents: Sequence[Content]) -> None:
+        """Do what is slow in a publication and may be done before it."""
+        for index, directory in enumerate(self.directories):
+            digests = [c.digest for c in contents if c.stage.directory == index]
+            if directory is not None and any(map(directory.lacks_leaf, digests)):
+                await trio.to_thread.run_sync(directory.make_leaves, digests)
 
     def publish(self, contents: Sequence[Content]) -> list[Inode]:
         """Publish staged files, all in one transaction; descriptors stay open. Raises
@@ -435,6 +444,13 @@ class Node:
         assert present
         inodes = self.meta.usage().inodes
         return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
+
+
+def _digest_for(directory: BlobDirectory, fd: int) -> tuple[int, bytes]:
+    """Size and digest of a stage, and a place for its blob. Blocks."""
+    size_bytes, digest = digest_file(fd)
+    directory.make_leaves([digest])
+    return size_bytes, digest
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:

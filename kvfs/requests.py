@@ -172,6 +172,7 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
         if node.config.fsync:
             for content in contents:
                 await trio.to_thread.run_sync(os.fsync, content.stage.fd)
+        await node.prepare(contents)
         node.publish(contents)
     finally:
         # Used up, whatever failed: a client that was refused does not say what is left.

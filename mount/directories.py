@@ -12,7 +12,7 @@ from kvfs.config import LISTED_NAMES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta.contract import Entry
 
-_PAGE_ENTRIES = 256
+_PAGE_ENTRIES = 128
 _DOTS = 2  # positions 1 and 2 are `.` and `..`
 
 
