@@ -192,12 +192,14 @@ async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> 
     except RuntimeError as error:
         hint = "; allow_other needs user_allow_other in /etc/fuse.conf" if os.geteuid() else ""
         raise KvfsError(f"{mountpoint}: the kernel refuses the mount ({error}){hint}") from error
+    own = find_mount(mountpoint)
     try:
         yield
     finally:
         operations.files.close()
         operations.lingering.drop_all()
-        pyfuse3.close(unmount=True)
+        # It may have been detached, and another mount may have its place.
+        pyfuse3.close(unmount=own is None or find_mount(mountpoint) == own)
         log.info("unmounted %s", mountpoint)
 
 

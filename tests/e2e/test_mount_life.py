@@ -145,6 +145,25 @@ def test_umount_while_in_use(where: Path, tmp_path: Path) -> None:
     assert "no kvfs is mounted here" in done.stderr
 
 
+def test_a_detached_mount_that_ends_leaves_its_successor_alone(where: Path, tmp_path: Path) -> None:
+    old = mount_at(where, tmp_path / "old")
+    (where / "a").write_bytes(b"old")
+    reader = os.open(where / "a", os.O_RDONLY)
+    assert kvfs("umount", where, "--lazy").returncode == 0
+    new = mount_at(where, tmp_path / "new")
+    (where / "a").write_bytes(b"new")
+    assert os.read(reader, 100) == b"old"
+    os.kill(old, signal.SIGTERM)
+    wait_until(lambda: is_gone(old))
+    with pytest.raises(OSError, match="not connected"):
+        os.close(reader)
+    assert (where / "a").read_bytes() == b"new"
+    assert not is_gone(new)
+    assert [entry.store for entry in find_mounts() if entry.mountpoint == where] == [
+        tmp_path / "new"
+    ]
+
+
 def test_sigterm_takes_the_mount_down_and_drops_what_is_half(where: Path, tmp_path: Path) -> None:
     pid = mount_at(where, tmp_path / "store")
     (where / "whole").write_bytes(b"data")
