@@ -18,7 +18,7 @@ from typing import Protocol
 from kvfs.config import EVICTION_QUESTIONS_MAX
 from kvfs.meta.contract import Candidate
 
-_PAGE = 128  # candidates read at once
+_PAGE = 32  # candidates read at once
 _CONTINUATIONS = 64  # of a chunk, looked at in one step; the others get their turn when these went
 
 
