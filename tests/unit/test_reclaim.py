@@ -173,3 +173,54 @@ def test_a_disk_that_does_not_come_to_unlinking_is_out_of_space(
 
     bench.doom(2)
     trio.run(make_room, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_large_file_goes_at_leisure_and_counts_until_then(bench: Bench) -> None:
+    path = bench.directory.path / "staging" / "large"
+    path.write_bytes(bytes(8 * MIB))
+    allocated = path.stat().st_blocks * 512
+    before = bench.space.used_bytes(0)
+    bench.reclaim.remove(0, str(path), allocated)
+    assert path.exists()
+    assert bench.space.used_bytes(0) == before + allocated
+    trio.run(bench.reclaim.remove_queued)
+    assert not path.exists()
+    assert bench.space.used_bytes(0) == before
+
+
+def test_a_small_file_goes_at_once(bench: Bench) -> None:
+    path = bench.directory.path / "staging" / "small"
+    path.write_bytes(bytes(4096))
+    bench.reclaim.remove(0, str(path), 4096)
+    assert not path.exists()
+    bench.reclaim.remove(0, str(path), 4096)  # gone already
+    assert bench.space.trash_bytes(0) == 0
+
+
+def test_the_end_of_a_large_file_comes_at_leisure(bench: Bench) -> None:
+    def opened(size_bytes: int, *, is_linked: bool) -> int:
+        path = bench.directory.path / "staging" / "file"
+        path.write_bytes(bytes(size_bytes))
+        fd = os.open(path, os.O_RDONLY)
+        if not is_linked:
+            path.unlink()
+        return fd
+
+    for size_bytes, is_linked, is_closed in (
+        (8 * MIB, True, True),
+        (4096, False, True),
+        (8 * MIB, False, False),
+    ):
+        fd = opened(size_bytes, is_linked=is_linked)
+        bench.reclaim.close(fd)
+        assert is_open(fd) is not is_closed
+    waiting = opened(8 * MIB, is_linked=True)
+    bench.reclaim.close(waiting)  # what is removed just now may be this very file
+    assert is_open(waiting)
+    trio.run(bench.reclaim.remove_queued)
+    assert not is_open(fd)
+    assert not is_open(waiting)
+
+
+def is_open(fd: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
