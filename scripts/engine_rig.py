@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,6 +20,8 @@ from typing import Self
 START_DEADLINE_S = 400.0
 STOP_DEADLINE_S = 60.0
 REQUEST_DEADLINE_S = 300.0
+QUIET_S = 0.5
+QUIET_DEADLINE_S = 30.0
 
 # A vLLM that fits a small machine without a GPU, in float32 so that outputs compare exactly.
 SMALL_CPU_OPTIONS = (
@@ -189,3 +191,32 @@ def drop_page_cache() -> bool:
     except OSError:
         return False
     return True
+
+
+def wait_unchanged(directory: Path, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Return when nothing below a directory has changed for a while: what is stored is stored.
+    TimeoutError when it never is. `meanwhile` is called between two looks."""
+    end_s = time.monotonic() + QUIET_DEADLINE_S
+    seen: set[tuple[str, int]] = set()
+    quiet_since_s = time.monotonic()
+    while time.monotonic() - quiet_since_s < QUIET_S:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{directory} still changes after {QUIET_DEADLINE_S:g} s")
+        meanwhile()
+        now = set(files_below(directory))
+        if now != seen:
+            seen, quiet_since_s = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def files_below(directory: Path) -> list[tuple[str, int]]:
+    """Names and sizes."""
+    found = []
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                found.append((str(path), path.stat().st_size))
+            except FileNotFoundError:
+                continue  # renamed a moment ago
+    return found

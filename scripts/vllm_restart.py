@@ -26,12 +26,10 @@ from vllm import EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  (enviro
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from scripts.engine_rig import drop_page_cache, prompt_tokens  # noqa: E402
+from scripts.engine_rig import drop_page_cache, prompt_tokens, wait_unchanged  # noqa: E402
 
 ANSWER_TOKENS = 8
 IDLE_STEP_S = 0.001
-QUIET_S = 0.5
-QUIET_DEADLINE_S = 30.0
 HIT_METRIC = "vllm:external_prefix_cache_hits"
 
 
@@ -88,35 +86,6 @@ def answer(engine: LLMEngine, name: str, prompt: list[int]) -> dict[str, Any]:
     }
 
 
-def wait_stored(engine: LLMEngine, directory: Path) -> None:
-    """Step until nothing below the directory has changed for a while: what is stored is stored.
-    TimeoutError when it never is."""
-    end_s = time.monotonic() + QUIET_DEADLINE_S
-    seen: set[tuple[str, int]] = set()
-    quiet_since_s = time.monotonic()
-    while time.monotonic() - quiet_since_s < QUIET_S:
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"{directory} still changes after {QUIET_DEADLINE_S:g} s")
-        engine.step()
-        now = set(files_below(directory))
-        if now != seen:
-            seen, quiet_since_s = now, time.monotonic()
-        time.sleep(0.02)
-
-
-def files_below(directory: Path) -> list[tuple[str, int]]:
-    """Names and sizes."""
-    found = []
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            path = Path(folder, name)
-            try:
-                found.append((str(path), path.stat().st_size))
-            except FileNotFoundError:
-                continue  # renamed a moment ago
-    return found
-
-
 def external_hits(engine: LLMEngine) -> int:
     """The engine's own count of tokens that came from outside of its memory."""
     return sum(metric.value for metric in engine.get_metrics() if metric.name == HIT_METRIC)
@@ -139,14 +108,14 @@ def main() -> int:
     answers = []
     for seed in arguments.seeds:
         if arguments.watch:
-            wait_stored(engine, arguments.watch)
+            wait_unchanged(arguments.watch, meanwhile=engine.step)
         is_dropped = drop_page_cache()
         before = external_hits(engine)
         said = answer(engine, f"measured-{seed}", prompt_tokens(arguments.tokens, seed=seed))
         said["external_hits"] = external_hits(engine) - before
         answers.append({**said, "is_page_cache_dropped": is_dropped})
     if arguments.watch:
-        wait_stored(engine, arguments.watch)
+        wait_unchanged(arguments.watch, meanwhile=engine.step)
     print(json.dumps(answers))
     engine.engine_core.shutdown()
     return 0
