@@ -1,7 +1,6 @@
 """The word with the node, as the bridge keeps it: a node that is away costs misses, and is said
 once."""
 
-import importlib.util
 import logging
 import threading
 from collections.abc import Callable
@@ -16,16 +15,13 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-# What `kvfs serve` needs and an engine's environment need not have.
-_NODE_NEEDS = ("lmdb", "trio")
-
 
 class Link:
     """A client whose failures are values. Several threads may use it; each call has the deadline
     that the client was made with."""
 
     def __init__(self, store: Path, *, deadline_s: float, start: bool) -> None:
-        self.client = Client(store, start=start and can_start_node(), deadline_s=deadline_s)
+        self.client = Client(store, start=start, deadline_s=deadline_s)
         self._store = store
         self._lock = threading.Lock()
         self._is_lost = False
@@ -66,11 +62,6 @@ class Link:
             was_lost, self._is_lost = self._is_lost, False
         if was_lost:
             log.warning("kvfs: the node of %s answers again", self._store)
-
-
-def can_start_node() -> bool:
-    """Whether this environment has what a node needs; else somebody else must start it."""
-    return all(importlib.util.find_spec(name) is not None for name in _NODE_NEEDS)
 
 
 def is_chunk_size(size_bytes: int | None) -> bool:

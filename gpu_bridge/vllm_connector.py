@@ -41,7 +41,7 @@ from vllm.v1.request import Request
 from gpu_bridge.counters import Counters
 from gpu_bridge.fingerprint import model_name
 from gpu_bridge.layout import GroupLayout, group_layout
-from gpu_bridge.link import Link, can_start_node
+from gpu_bridge.link import Link
 from gpu_bridge.lookup import LookupService
 from gpu_bridge.plan import Geometry, StepPlan
 from gpu_bridge.reports import WorkerReport
@@ -59,6 +59,7 @@ from gpu_bridge.vllm_metrics import KvfsPromMetrics, KvfsStats
 from gpu_bridge.vllm_scheduler import SchedulerSide
 from gpu_bridge.vllm_worker import WorkerSide
 from kvfs.config import BRIDGE_LOOKUP_DEADLINE_S, BRIDGE_SHUTDOWN_DEADLINE_S
+from kvfs.start import node_command
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class KvfsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     # Scheduler ------------------------------------------------------------------------------------
     def _make_scheduler(self, geometry: Geometry) -> SchedulerSide:
         settings, transfer = self._settings, self._kv_transfer_config
-        if settings.start_node and not can_start_node():
-            log.info("kvfs: this environment cannot start a node; start one with kvfs mount")
+        if settings.start_node and node_command() is None:
+            log.info("kvfs: no node can be started from here; start one with kvfs mount")
         deadline_s = min(settings.deadline_s, BRIDGE_LOOKUP_DEADLINE_S)
         link = Link(settings.store, deadline_s=deadline_s, start=settings.start_node)
         return SchedulerSide(

@@ -13,8 +13,6 @@ import contextlib
 import errno
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,13 +24,12 @@ from typing import Any, Self, TypeVar
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CLIENT_DEADLINE_S,
-    CLIENT_START_DEADLINE_S,
     DESCRIPTORS_PER_MESSAGE_MAX,
-    IDLE_EXIT_S,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.errors import OWNED_ELSEWHERE, KvfsError, NamespaceError, Unavailable
+from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
+from kvfs.start import start_node
 from kvfs.wire import (
     PROTOCOL,
     FrameDecoder,
@@ -356,7 +353,7 @@ class Client:
         except (FileNotFoundError, ConnectionRefusedError):
             if not self._start:
                 raise
-        return _start_node(self._store, self._deadline_s)
+        return start_node(self._store, lambda: _Connection(self._store, self._deadline_s))
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -431,44 +428,6 @@ class _Connection:
                 raise Unavailable("it closed the connection")
             for value in self._decoder.feed(data):
                 return decode_reply(value)
-
-
-def _start_node(store: Path, deadline_s: float) -> _Connection:
-    """Start `kvfs serve` for a store, which leaves some time after its last client. Of several
-    clients that do so at once one wins the store's lock; all connect to its node.
-
-    Raises `Unavailable` with what it said when it could not run.
-    """
-    command = [
-        *(sys.executable, "-m", "kvfs", "serve", "--store", os.fspath(store)),
-        *("--idle-exit", str(IDLE_EXIT_S)),
-    ]
-    said = os.memfd_create("kvfs-serve-stderr")
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
-        end_s = time.monotonic() + CLIENT_START_DEADLINE_S
-        while True:
-            code = process.poll()  # before we look: a winner of the lock may serve by now
-            try:
-                return _Connection(store, deadline_s)
-            except (FileNotFoundError, ConnectionRefusedError):
-                if time.monotonic() > end_s:
-                    process.kill()
-                    raise
-            if code not in (None, 0):
-                lines = os.pread(said, 65_536, 0).decode("utf-8", "replace").splitlines()
-                if not any(OWNED_ELSEWHERE in line for line in lines):
-                    reason = lines[-1].removeprefix("kvfs serve: ") if lines else f"code {code}"
-                    raise Unavailable(f"{store}: no node could be started: {reason}")
-            time.sleep(0.02)
-    finally:
-        os.close(said)
 
 
 def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
