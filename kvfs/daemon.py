@@ -52,7 +52,6 @@ def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) 
                 (os.POSIX_SPAWN_DUP2, log_fd, 2),
                 (os.POSIX_SPAWN_DUP2, ready_write, READY_FD),
             ],
-            setsid=True,
         )
         os.close(ready_write)
         ready_write = -1
@@ -176,7 +175,9 @@ def take_orders() -> Any:
 
 
 def tell_ready() -> None:
-    """Let whoever waits for us go on."""
+    """Let whoever waits for us go on, and leave its session and terminal. Not before: while a mount
+    on demand is made, the kernel lets only the process group that makes it see the place."""
+    os.setsid()
     _answer(_READY)
 
 

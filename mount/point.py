@@ -141,11 +141,25 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
 
 
 def count_hidden(mountpoint: Path) -> int:
-    """How many names of a directory a mount on it will hide."""
+    """How many names of a directory a mount on it will hide. One that mounts when it is listed
+    (autofs) is not, since it waits for this very mount."""
+    if mountpoint in find_triggers(os.fsdecode(_MOUNTINFO.read_bytes())):
+        return 0
     try:
         return len(os.listdir(mountpoint))
     except OSError:
         return 0
+
+
+def find_triggers(mountinfo: str) -> set[Path]:
+    """The places in the text of /proc/self/mountinfo where something is mounted on demand."""
+    found = set()
+    for line in mountinfo.splitlines():
+        mounted, _, filesystem = line.partition(" - ")
+        fields = mounted.split(" ")
+        if filesystem.startswith("autofs ") and len(fields) >= 6:
+            found.add(Path(_unescape(fields[4])))
+    return found
 
 
 def _probe(mountpoint: Path) -> int | None:

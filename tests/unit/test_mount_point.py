@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import InvalidInput
-from mount.point import MountEntry, parse_mountinfo, prepare, source_of
+from mount.point import MountEntry, find_triggers, parse_mountinfo, prepare, source_of
 
 MOUNTINFO = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -15,6 +15,7 @@ MOUNTINFO = r"""
 42 22 0:41 / /mnt/ssh rw - fuse.sshfs host:/x rw
 43 22 0:42 / /mnt/other rw - fuse.kvfs something rw
 44 22 0:43 / /proc rw - proc proc rw
+45 22 0:45 / /mnt/on\040demand rw,relatime shared:9 - autofs systemd-1 rw,fd=51,direct
 broken line
 """
 
@@ -24,6 +25,10 @@ def test_parsing() -> None:
         MountEntry(Path("/mnt/kv"), Path("/var/lib/kvfs"), "0:39"),
         MountEntry(Path("/mnt/with blank\\and\ttab"), Path("/a b,c"), "0:40"),
     ]
+
+
+def test_places_that_mount_on_demand() -> None:
+    assert find_triggers(MOUNTINFO) == {Path("/mnt/on demand")}
 
 
 @pytest.mark.parametrize(
