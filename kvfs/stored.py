@@ -14,7 +14,9 @@ _READ_BYTES = 4 * 1024 * 1024
 def digest_file(fd: int) -> tuple[int, bytes]:
     """The size in bytes and the digest of an open file, read from its start. May block."""
     hasher = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_READ_BYTES))
+    # Clearing more than is needed would cost small files more than their digest.
+    wanted_bytes = max(PAGE_BYTES, os.fstat(fd).st_size)
+    buffer = memoryview(bytearray(min(_READ_BYTES, wanted_bytes)))
     size_bytes = 0
     while count := os.preadv(fd, [buffer], size_bytes):
         hasher.update(buffer[:count])
