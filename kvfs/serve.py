@@ -23,7 +23,7 @@ def serve_command(config: Config) -> int:
     problem: BaseExceptionGroup[KvfsError] | None = None
     settle_memory()
     try:
-        trio.run(_serve, config, instruments=loop_watch())
+        trio.run(_serve, config, instruments=loop_watch(_serve))
     except* KvfsError as group:
         problem = group
     if problem is not None:

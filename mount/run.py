@@ -130,7 +130,7 @@ def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
             orders.mountpoint,
             decode,
             on_ready,
-            instruments=loop_watch(),
+            instruments=loop_watch(serve_mount),
         )
     except* KvfsError as group:
         problem = first_of(group)

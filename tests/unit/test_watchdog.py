@@ -18,10 +18,12 @@ def watch(step: object, *, cpu_limit_s: float = 0.02, blocked_limit_s: float = 0
         await trio.lowlevel.checkpoint()
 
     async def main() -> None:
+        compute()  # of no interest: it only starts the others
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, name="the culprit")
 
-    trio.run(main, instruments=[LoopWatch(cpu_limit_s, blocked_limit_s, found.append)])
+    watch = LoopWatch(cpu_limit_s, blocked_limit_s, f"{__name__}.{main.__qualname__}", found.append)
+    trio.run(main, instruments=[watch])
     return found
 
 
@@ -62,6 +64,6 @@ def test_short_steps_are_fine() -> None:
     ("text", "limits"), [(None, None), ("", None), ("10", (0.01, 0.01)), ("10,250", (0.01, 0.25))]
 )
 def test_it_is_there_when_asked_for(text: str | None, limits: tuple[float, float] | None) -> None:
-    watches = loop_watch({} if text is None else {LIMIT_VARIABLE: text})
+    watches = loop_watch(block, {} if text is None else {LIMIT_VARIABLE: text})
     found = [(w._cpu_limit_s, w._blocked_limit_s) for w in watches]
     assert found == ([] if limits is None else [limits])
