@@ -25,10 +25,13 @@ class Link:
         self._store = store
         self._lock = threading.Lock()
         self._is_lost = False
+        self._is_closed = False
 
     def ask(self, call: Callable[[Client], Result]) -> Result | None:
-        """What the call returns, or None when the node does not answer or refuses. Raises
-        `OutOfSpace`."""
+        """What the call returns, or None when the node does not answer or refuses, or after `close`.
+        Raises `OutOfSpace`."""
+        if self._is_closed:
+            return None
         try:
             result = call(self.client)
         except OutOfSpace:
@@ -43,6 +46,7 @@ class Link:
         return result
 
     def close(self) -> None:
+        self._is_closed = True
         self.client.close()
 
     @property

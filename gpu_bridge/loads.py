@@ -9,8 +9,6 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpu_bridge.copies import Copier, Mark
@@ -19,6 +17,7 @@ from gpu_bridge.link import Link
 from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
+from gpu_bridge.workers import Workers
 from kvfs.chunk import decode_header
 from kvfs.client import OpenFile
 from kvfs.config import BRIDGE_OPEN_BATCH
@@ -157,16 +156,15 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "kvfs-load")
+        self._workers = Workers(threads, "kvfs-load")
         self._ended = threading.Event()
-        self._is_closed = False
 
     def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
         """Begin to load. The blocks are the loader's until the outcome is taken."""
         assert request.request_id not in self._jobs
         job = _Job(place, request, after, self._deadline_s)
         self._jobs[request.request_id] = job
-        self._start(self._open, job, 0)
+        self._workers.start(self._open, job, 0)
 
     def cancel(self, request_id: str) -> None:
         """Nobody waits for this load any more; its outcome comes soon."""
@@ -198,36 +196,27 @@ class Loader:
 
     def close(self) -> None:
         """Give up what is under way. Its outcomes are never taken."""
-        self._is_closed = True
         for job in self._jobs.values():
             job.shut()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     # On the threads -------------------------------------------------------------------------------
-    def _start(self, work: Callable[..., None], *arguments: object) -> bool:
-        """Hand work to a thread; False after `close`."""
-        try:
-            self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
-        except RuntimeError:  # the pool takes nothing more
-            if not self._is_closed:
-                raise
-            return False
-        return True
-
     def _open(self, job: _Job, first: int) -> None:
         """Open the next chunks (at first one a thread, so that reading begins soon), and hand each
         to a thread; the first that is done opens those after them, while the rest are read."""
         count = BRIDGE_OPEN_BATCH if first else self._threads
         chunks = job.request.chunks[first : first + count]
+        if not job.is_wanted(chunks[0]):
+            self._fail(job, first, Failure.CANCELLED)
+            return
         paths = [self._shard.path(job.place, load.chunk) for load in chunks]
         opened = self._link.ask(lambda client: client.open(paths))
         if opened is None:
-            for load in job.request.chunks[first:]:
-                self._finish(job, load, Failure.UNAVAILABLE)
+            self._fail(job, first, Failure.UNAVAILABLE)
             return
         batch = _Batch(first + len(chunks))
         for load, file in zip(chunks, opened, strict=True):
-            if not self._start(self._load, job, load, file, batch):
+            if not self._workers.start(self._load, job, load, file, batch):
                 self._finish(job, load, Failure.CANCELLED)
                 if file is not None:
                     file.close()
@@ -290,6 +279,10 @@ class Loader:
         self._counters.add("loaded_bytes", file.size_bytes)
         return None
 
+    def _fail(self, job: _Job, first: int, failure: Failure) -> None:
+        for load in job.request.chunks[first:]:
+            self._finish(job, load, failure)
+
     def _finish(self, job: _Job, load: ChunkLoad, failure: Failure | None) -> None:
         if failure is None:
             self._counters.add("loaded_chunks")
@@ -309,8 +302,3 @@ class _Batch:
     def is_first(self) -> bool:
         """True for one of those that ask."""
         return self._first.acquire(blocking=False)
-
-
-def _log_surprise(future: "Future[None]") -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("kvfs: a load failed in an unforeseen way", exc_info=error)

@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from gpu_bridge.copies import Copier, Mark
@@ -21,6 +21,7 @@ from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import ChunkSave, Place
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
+from gpu_bridge.workers import Workers
 from kvfs.chunk import ChunkHeader, chunk_info, encode_header
 from kvfs.client import Client, Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
@@ -99,8 +100,7 @@ class Saver:
         self._jobs: dict[int, _Job] = {}
         self._settled: list[int] = []
         self._ends: list[SaveEnd] = []
-        self._pool = ThreadPoolExecutor(threads, "kvfs-save")
-        self._is_closed = False
+        self._workers = Workers(threads, "kvfs-save")
         self._spare_slots = staging.count // 2  # stay with the loads
 
     def submit(self, place: Place, saves: Sequence[ChunkSave], after: Mark | None) -> None:
@@ -110,7 +110,7 @@ class Saver:
             room = max(0, BRIDGE_SAVES_MAX - len(self._jobs))
             self._jobs |= {job.save.job: job for job in jobs}
         for start in range(0, min(room, len(jobs)), _BATCH):
-            self._start(self._begin, jobs[start : min(room, start + _BATCH)])
+            self._workers.start(self._begin, jobs[start : min(room, start + _BATCH)])
         for job in jobs[room:]:
             self._drop(job, Drop.QUEUE_FULL)
 
@@ -156,24 +156,13 @@ class Saver:
         """Finish what can be finished in time, drop the rest."""
         if not self.flush(deadline_s):
             log.warning("kvfs: %d chunks were not saved before the end", len(self._jobs))
-        self._is_closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
         with self._lock:
             left = list(self._jobs.values())
         for job in left:
             job.settle()
 
     # On the threads -------------------------------------------------------------------------------
-    def _start(self, work: Callable[..., None], *arguments: object) -> bool:
-        """Hand work to a thread; False after `close`."""
-        try:
-            self._pool.submit(work, *arguments).add_done_callback(_log_surprise)
-        except RuntimeError:  # the pool takes nothing more
-            if not self._is_closed:
-                raise
-            return False
-        return True
-
     def _begin(self, jobs: Sequence[_Job]) -> None:
         try:
             self._hand_out(jobs)
@@ -199,7 +188,7 @@ class Saver:
             return
         batch = _Batch(len(jobs))
         for job, file in zip(jobs, staged, strict=True):
-            if not self._start(self._save, job, file, batch):
+            if not self._workers.start(self._save, job, file, batch):
                 self._drop(job, Drop.CLOSED)
                 os.close(file.fd)
 
@@ -247,6 +236,8 @@ class Saver:
                 self._finish(batch)
 
     def _copy_and_write(self, job: _Job, file: Staged) -> StagedFile | Drop:
+        if job.settled.is_set():
+            return Drop.FENCED
         with self._staging.slot(BRIDGE_SLOT_DEADLINE_S, spare=self._spare_slots) as slot:
             if slot is None:
                 return Drop.NO_SLOT
@@ -371,8 +362,3 @@ class _Batch:
                 self.void.append((job, file.token, ready))
             self._left -= 1
             return self._left == 0
-
-
-def _log_surprise(future: "Future[None]") -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("kvfs: a save failed in an unforeseen way", exc_info=error)

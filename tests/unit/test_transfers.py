@@ -340,6 +340,60 @@ def test_a_cancelled_load_ends_when_nothing_is_copied_any_more(bench: Bench) -> 
     assert bench.outcome().failed_blocks == {9, 10}
 
 
+def open_memory_files(name: str) -> int:
+    """How many descriptors of this process are of the node's files of a name."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{name}")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return count
+
+
+def test_the_end_in_the_middle_of_a_load_leaves_no_file_open(bench: Bench) -> None:
+    before = open_memory_files("chunk")
+    copying, go_on = threading.Event(), threading.Event()
+    bench.save(*range(2 * BRIDGE_OPEN_BATCH), block_ids=(1, 2))
+    assert bench.saver.flush(WAIT_S)
+
+    class SlowCopier(CpuCopier):
+        def scatter(self, *arguments: object) -> None:
+            copying.set()
+            go_on.wait(WAIT_S)
+            super().scatter(*arguments)
+
+    bench.loader._copier = SlowCopier()
+    bench.load("r", [1 + n % 15 for n in range(4 * BRIDGE_OPEN_BATCH)])
+    assert copying.wait(WAIT_S)
+    assert open_memory_files("chunk") > before + 1
+    bench.loader.close()
+    go_on.set()
+    wait_until(lambda: open_memory_files("chunk") == before, WAIT_S)
+
+
+def test_the_end_in_the_middle_of_a_save_leaves_no_file_open(
+    bench: Bench, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("10 chunks were not saved")
+    before = open_memory_files("staged")
+    writing, go_on = threading.Event(), threading.Event()
+
+    class SlowCopier(CpuCopier):
+        def gather(self, *arguments: object) -> None:
+            writing.set()
+            go_on.wait(WAIT_S)
+            super().gather(*arguments)
+
+    bench.saver._copier = SlowCopier()
+    bench.save(*range(10), block_ids=(1, 2))
+    assert writing.wait(WAIT_S)
+    assert open_memory_files("staged") > before + 10
+    bench.saver.close(0.0)
+    go_on.set()
+    wait_until(lambda: open_memory_files("staged") == before, WAIT_S)
+
+
 def test_a_long_request_is_opened_in_batches_and_loaded_whole(bench: Bench) -> None:
     count = 2 * BRIDGE_OPEN_BATCH + 3
     bench.save(*range(count), block_ids=(1, 2))
