@@ -255,6 +255,10 @@ class OpenFiles:
     def _is_cached(self, version: Version) -> bool:
         return self._cached.get(version.number) == version.digest
 
+    def note_forgotten(self, number: int) -> None:
+        """The kernel has dropped an inode, and with it the pages that it had."""
+        self._cached.pop(number, None)
+
     def _note_cached(self, version: Version) -> None:
         self._cached[version.number] = version.digest
         self._cached.move_to_end(version.number)

@@ -113,6 +113,7 @@ class Operations(pyfuse3.Operations):
                 self._removed.forget(number)
                 self.lingering.drop(self.files.numbers.ino(number))
                 self.files.numbers.forget(number, lookups)
+                self.files.note_forgotten(number)
 
     @request
     async def mknod(
