@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError
+from kvfs.names import escape, is_printable
 from kvfs.shell.arguments import build_parser
 from kvfs.shell.mount8 import MOUNT_FAILED, USAGE, is_helper_call, parse_helper_call
 
@@ -81,7 +82,7 @@ def _is_absence(error: NamespaceError) -> bool:
 
 
 def _complain(name: str, text: str, code: int) -> int:
-    line = " ".join(text.split())
+    line = "".join(c if is_printable(c) else escape(os.fsencode(c)) for c in " ".join(text.split()))
     sys.stderr.write(f"{name}: {line}\n")
     return code
 

@@ -50,6 +50,15 @@ def test_wrong_words_are_one_line_and_code_2(
     assert err.startswith("kvfs") and err.count("\n") == 1 and "--help" in err
 
 
+def test_what_a_name_has_to_tell_a_terminal_stays_untold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"no\x1b[31m\xffstore")
+    code, out, err = run("ls", "--store", str(tmp_path / name), capsys=capsys)
+    assert (code, out) == (2, "")
+    assert r"no\x1b[31m\xffstore" in err and err.count("\n") == 1
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version", capsys=capsys) == (0, f"kvfs {__version__}\n", "")
     for words in (("--help",), *((name, "--help") for name in cli.COMMANDS)):
