@@ -28,8 +28,8 @@ class Link:
         self._is_closed = False
 
     def ask(self, call: Callable[[Client], Result]) -> Result | None:
-        """What the call returns, or None when the node does not answer or refuses, or after `close`.
-        Raises `OutOfSpace`."""
+        """What the call returns, or None when the node does not answer or refuses, and after
+        `close`. Raises `OutOfSpace`."""
         if self._is_closed:
             return None
         try:
