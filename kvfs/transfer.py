@@ -23,7 +23,7 @@ from kvfs.config import PAGE_BYTES, whole_pages
 from kvfs.errors import Corrupt
 from kvfs.hashers import PieceDigest
 
-_PIECE_BYTES = 2 * 1024 * 1024
+_PIECE_BYTES = 8 * 1024 * 1024  # smaller ones cost short files more than hashing meanwhile gains
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
