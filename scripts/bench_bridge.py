@@ -142,7 +142,9 @@ class Engine:
         ]
         client = self.links[0].client
         client.evict([self.shard.path(PLACE, chunk) for chunk in chunks])
+        end_s = time.monotonic() + DEADLINE_S
         while client.status()["directories"][0]["trash_bytes"]:
+            assert time.monotonic() < end_s, "what was evicted is not removed"
             time.sleep(0.01)
 
     def close(self) -> None:

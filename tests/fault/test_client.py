@@ -16,6 +16,7 @@ from kvfs.client import Client
 from kvfs.config import DESCRIPTORS_PER_MESSAGE_MAX
 from kvfs.errors import KvfsError, OutOfSpace, Unavailable
 from kvfs.wire import PROTOCOL, FrameDecoder, Reply, Request, decode_request, encode_reply
+from tests.processes import wait_until
 
 # What a request gets: a result, that many descriptors and the error; None: no answer.
 Answer = tuple[Any, int, KvfsError | None] | None
@@ -121,8 +122,7 @@ def test_a_call_does_not_wait_for_another_threads_longer_than_its_deadline(
     collected: list[object] = []
     slow = threading.Thread(target=lambda: collected.append(client.gc()))
     slow.start()
-    while not node.requests:
-        time.sleep(0.01)
+    wait_until(lambda: bool(node.requests))
     begin_s = time.monotonic()
     with pytest.raises(Unavailable, match="another thread's call"):
         client.status()
@@ -148,8 +148,7 @@ def test_closing_ends_a_call_that_another_thread_waits_in(scripted, tmp_path: Pa
 
     slow = threading.Thread(target=collect)
     slow.start()
-    while not node.requests:
-        time.sleep(0.01)
+    wait_until(lambda: bool(node.requests))
     client.close()
     slow.join(10)
     assert not slow.is_alive() and len(failed) == 1

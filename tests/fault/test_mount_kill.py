@@ -235,7 +235,9 @@ def test_what_was_just_removed_makes_room_at_once(start_mount: StartMount) -> No
         place = os.open(file, os.O_PATH)  # the kernel remembers the inode, so the file lingers
         try:
             file.unlink()
-            (mount.mountpoint / "next").write_bytes(os.urandom(16 * MIB))
+            data = os.urandom(16 * MIB)
+            (mount.mountpoint / "next").write_bytes(data)
         finally:
             os.close(place)
+        assert (mount.mountpoint / "next").read_bytes() == data
         (mount.mountpoint / "next").unlink()

@@ -125,6 +125,7 @@ def test_a_file_that_is_gone_already_is_fine(bench: Bench) -> None:
     trio.run(reclaimed, bench)
     bench.doom(2)
     trio.run(reclaimed, bench)
+    assert list((bench.directory.path / "staging").iterdir()) == []  # it went on after the first
 
 
 def test_room_comes_first_from_what_is_only_kept_for_a_moment(bench: Bench) -> None:
@@ -142,6 +143,7 @@ def test_room_comes_first_from_what_is_only_kept_for_a_moment(bench: Bench) -> N
 def test_nothing_is_released_where_there_is_room(bench: Bench) -> None:
     bench.spare.append(lambda: pytest.fail("released"))
     trio.run(bench.reclaim.make_room, 0, MIB // 8)
+    assert bench.evicted == []
 
 
 def test_what_cannot_be_unlinked_gives_no_room(

@@ -34,11 +34,15 @@ def test_no_supervisor(address: str | None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_supervisor_that_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allow_warnings: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     allow_warnings.append("notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     tell_supervisor("READY=1")
+    assert str(tmp_path / "notify") in caplog.text
 
 
 def test_every_line_says_how_bad_it_is() -> None:
