@@ -12,7 +12,7 @@ from typing import IO
 
 from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.home import CONFIG_NAME, is_store, load_config, load_config_of_store
+from kvfs.home import CONFIG_NAME, is_store, load_config, load_config_of_store, log_of
 from kvfs.shell.locate import FindMounts, locate
 from kvfs.shell.mount8 import MountOptions
 
@@ -76,19 +76,8 @@ def serve(config: Config) -> int:
     from kvfs.daemon import log_to
     from kvfs.serve import serve_command
 
-    log_to(_log_of(config.home), echo=config.idle_exit_s is None)
+    log_to(log_of(config.home), echo=config.idle_exit_s is None)
     return serve_command(config)
-
-
-def _log_of(home: Path) -> Path | None:
-    """The store's log; None in a directory that is no store and must not become one."""
-    if not is_store(home) and not _is_empty(home):
-        return None
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
-    return home / "node.log"
 
 
 def _is_empty(directory: Path) -> bool:

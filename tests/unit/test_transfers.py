@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpu_bridge.copies import CpuCopier, Mark
+from gpu_bridge.copies import CpuCopier
 from gpu_bridge.counters import Counters
 from gpu_bridge.layout import GroupLayout, group_layout
 from gpu_bridge.loads import Loader, LoadOutcome
@@ -53,6 +53,23 @@ class Memory:
 
     def blocks(self) -> list[bytes]:
         return [self.block(number) for number in range(BLOCKS)]
+
+
+class HeldCopier(CpuCopier):
+    """Copies when it is let."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def gather(self, *arguments: object) -> None:
+        self.began.set()
+        self.go_on.wait(WAIT_S)
+        super().gather(*arguments)
+
+    def scatter(self, *arguments: object) -> None:
+        self.began.set()
+        self.go_on.wait(WAIT_S)
+        super().scatter(*arguments)
 
 
 class Bench:
@@ -194,22 +211,13 @@ def test_blocks_that_are_needed_before_they_were_copied_are_given_up(bench: Benc
 
 
 def test_a_copy_that_is_under_way_when_its_blocks_are_needed_is_thrown_away(bench: Bench) -> None:
-    copying, go_on = threading.Event(), threading.Event()
-
-    class SlowCopier(CpuCopier):
-        def gather(
-            self, group: GroupLayout, block_ids: object, payload: torch.Tensor, after: Mark | None
-        ) -> None:
-            copying.set()
-            go_on.wait(WAIT_S)
-            super().gather(group, block_ids, payload, after)
-
-    bench.saver._copier = SlowCopier()
+    copier = HeldCopier()
+    bench.saver._copier = copier
     bench.save(0)
-    assert copying.wait(WAIT_S)
+    assert copier.began.wait(WAIT_S)
     bench.saver.settle([0], deadline_s=0)
     bench.memory.layers["a"].zero_()  # the engine goes on
-    go_on.set()
+    copier.go_on.set()
     assert bench.saver.flush(WAIT_S)
     assert not bench.node.files
 
@@ -321,22 +329,15 @@ def test_a_late_load_fails_and_never_writes_afterwards(
 
 
 def test_a_cancelled_load_ends_when_nothing_is_copied_any_more(bench: Bench) -> None:
-    copying, go_on = threading.Event(), threading.Event()
+    copier = HeldCopier()
     bench.save(0)
     assert bench.saver.flush(WAIT_S)
-
-    class SlowCopier(CpuCopier):
-        def scatter(self, *arguments: object) -> None:
-            copying.set()
-            go_on.wait(WAIT_S)
-            super().scatter(*arguments)
-
-    bench.loader._copier = SlowCopier()
+    bench.loader._copier = copier
     bench.load("r", [9, 10])
-    assert copying.wait(WAIT_S)
+    assert copier.began.wait(WAIT_S)
     bench.loader.cancel("r")
     assert bench.loader.take_outcomes() == []
-    go_on.set()
+    copier.go_on.set()
     assert bench.outcome().failed_blocks == {9, 10}
 
 
@@ -353,22 +354,15 @@ def open_memory_files(name: str) -> int:
 
 def test_the_end_in_the_middle_of_a_load_leaves_no_file_open(bench: Bench) -> None:
     before = open_memory_files("chunk")
-    copying, go_on = threading.Event(), threading.Event()
+    copier = HeldCopier()
     bench.save(*range(2 * BRIDGE_OPEN_BATCH), block_ids=(1, 2))
     assert bench.saver.flush(WAIT_S)
-
-    class SlowCopier(CpuCopier):
-        def scatter(self, *arguments: object) -> None:
-            copying.set()
-            go_on.wait(WAIT_S)
-            super().scatter(*arguments)
-
-    bench.loader._copier = SlowCopier()
+    bench.loader._copier = copier
     bench.load("r", [1 + n % 15 for n in range(4 * BRIDGE_OPEN_BATCH)])
-    assert copying.wait(WAIT_S)
+    assert copier.began.wait(WAIT_S)
     assert open_memory_files("chunk") > before + 1
     bench.loader.close()
-    go_on.set()
+    copier.go_on.set()
     wait_until(lambda: open_memory_files("chunk") == before, WAIT_S)
 
 
@@ -377,20 +371,13 @@ def test_the_end_in_the_middle_of_a_save_leaves_no_file_open(
 ) -> None:
     allow_warnings.append("10 chunks were not saved")
     before = open_memory_files("staged")
-    writing, go_on = threading.Event(), threading.Event()
-
-    class SlowCopier(CpuCopier):
-        def gather(self, *arguments: object) -> None:
-            writing.set()
-            go_on.wait(WAIT_S)
-            super().gather(*arguments)
-
-    bench.saver._copier = SlowCopier()
+    copier = HeldCopier()
+    bench.saver._copier = copier
     bench.save(*range(10), block_ids=(1, 2))
-    assert writing.wait(WAIT_S)
+    assert copier.began.wait(WAIT_S)
     assert open_memory_files("staged") > before + 10
     bench.saver.close(0.0)
-    go_on.set()
+    copier.go_on.set()
     wait_until(lambda: open_memory_files("staged") == before, WAIT_S)
 
 
