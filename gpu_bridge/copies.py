@@ -66,10 +66,14 @@ class CpuCopier:
         payload: torch.Tensor,
         after: Mark | None,
     ) -> None:
+        run = _run_of(block_ids)
         for region in group.regions(len(block_ids)):
+            source = region.rows.numpy()
             target = _rows_of(payload, region, len(block_ids)).numpy()
-            # Another mode than "clip" would go through a buffer; the ids are the engine's own.
-            np.take(region.rows.numpy(), block_ids, axis=0, out=target, mode="clip")
+            if run is not None:
+                target[:] = source[run]
+            else:  # another mode than "clip" would go through a buffer; the ids are the engine's
+                np.take(source, block_ids, axis=0, out=target, mode="clip")
 
     def scatter(
         self,
@@ -80,10 +84,12 @@ class CpuCopier:
         payload: torch.Tensor,
         after: Mark | None,
     ) -> None:
+        run = _run_of(block_ids)
+        targets = list(block_ids) if run is None else run
         for region in group.regions(blocks):
             source = _rows_of(payload, region, blocks).numpy()
             is_all = len(rows) == blocks  # then they are in order, and need no copy between
-            region.rows.numpy()[list(block_ids)] = source if is_all else source[list(rows)]
+            region.rows.numpy()[targets] = source if is_all else source[list(rows)]
 
 
 class CudaCopier:
@@ -160,6 +166,13 @@ def scatter_rows(
     for region in group.regions(blocks):
         target, source = _widened(region.rows, _rows_of(payload, region, blocks))
         target.index_copy_(0, block_ids, source.index_select(0, rows))
+
+
+def _run_of(block_ids: Sequence[int]) -> slice | None:
+    """Blocks that follow one another, as an engine often gives them: one plain copy."""
+    first = block_ids[0]
+    is_run = list(block_ids) == list(range(first, first + len(block_ids)))
+    return slice(first, first + len(block_ids)) if is_run else None
 
 
 def _rows_of(payload: torch.Tensor, region: Region, blocks: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from gpu_bridge.workers import Workers
-from kvfs.chunk import decode_header
+from kvfs.chunk import match_header
 from kvfs.client import OpenFile
 from kvfs.config import BRIDGE_OPEN_BATCH
 from kvfs.errors import Corrupt
@@ -155,7 +155,6 @@ class Loader:
         self._counters = counters
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
-        self._threads = threads
         self._workers = Workers(threads, "kvfs-load")
         self._ended = threading.Event()
 
@@ -202,10 +201,9 @@ class Loader:
 
     # On the threads -------------------------------------------------------------------------------
     def _open(self, job: _Job, first: int) -> None:
-        """Open the next chunks (at first one a thread, so that reading begins soon), and hand each
-        to a thread; the first that is done opens those after them, while the rest are read."""
-        count = BRIDGE_OPEN_BATCH if first else self._threads
-        chunks = job.request.chunks[first : first + count]
+        """Open the next chunks and hand each to a thread. Behind the first of them queues the
+        opening of those after them: it goes on while these are read, and few are open at once."""
+        chunks = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
         if not job.is_wanted(chunks[0]):
             self._fail(job, first, Failure.CANCELLED)
             return
@@ -214,14 +212,17 @@ class Loader:
         if opened is None:
             self._fail(job, first, Failure.UNAVAILABLE)
             return
-        batch = _Batch(first + len(chunks))
+        after = first + len(chunks)
         for load, file in zip(chunks, opened, strict=True):
-            if not self._workers.start(self._load, job, load, file, batch):
+            if not self._workers.start(self._load, job, load, file):
                 self._finish(job, load, Failure.CANCELLED)
                 if file is not None:
                     file.close()
+            has_more = load is chunks[0] and after < len(job.request.chunks)
+            if has_more and not self._workers.start(self._open, job, after):
+                self._fail(job, after, Failure.CANCELLED)
 
-    def _load(self, job: _Job, load: ChunkLoad, file: OpenFile | None, batch: "_Batch") -> None:
+    def _load(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> None:
         failure: Failure | None = Failure.INTERNAL
         try:
             failure = self._read_and_copy(job, load, file)
@@ -229,8 +230,6 @@ class Loader:
             if file is not None:
                 file.close()
             self._finish(job, load, failure)
-            if batch.is_first() and batch.end < len(job.request.chunks):
-                self._open(job, batch.end)
 
     def _read_and_copy(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> Failure | None:
         if not job.is_wanted(load):
@@ -255,13 +254,11 @@ class Loader:
             log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
             self._link.ask(lambda client: client.report_corrupt(file.digest))
             return Failure.CORRUPT
+        wanted = self._shard.header(job.place, load.chunk, None)
         try:
-            header, begin = decode_header(data, file.size_bytes)
-            wrong = self._shard.mismatch(header, job.place, load.chunk)
+            begin = match_header(data, file.size_bytes, wanted)
         except Corrupt as error:
-            wrong = str(error)
-        if wrong is not None:
-            log.warning("kvfs: a file is not the chunk that its name promises: %s", wrong)
+            log.warning("kvfs: a file is not the chunk that its name promises: %s", error)
             return Failure.FOREIGN
         if not job.enter(load):
             return Failure.CANCELLED
@@ -290,15 +287,3 @@ class Loader:
             self._counters.add(f"failed_loads.{failure}")
         if job.finish_chunk(load, failure):
             self._ended.set()
-
-
-class _Batch:
-    """Chunks that were opened together; `end` is the number of the chunk after them."""
-
-    def __init__(self, end: int) -> None:
-        self.end = end
-        self._first = threading.Lock()
-
-    def is_first(self) -> bool:
-        """True for one of those that ask."""
-        return self._first.acquire(blocking=False)

@@ -57,17 +57,6 @@ class Shard:
             tensors=self.layouts[chunk.group].specs(self.blocks(chunk.group)),
         )
 
-    def mismatch(self, found: ChunkHeader, place: Place, chunk: Chunk) -> str | None:
-        """The name of the first field that is not what was asked for; None when all are."""
-        wanted = self.header(place, chunk, None)
-        for name in (
-            "model", "fingerprint", "key", "parent", "token_start", "token_end", "group", "shard",
-            "tensors",
-        ):  # fmt: skip
-            if getattr(found, name) != getattr(wanted, name):
-                return name
-        return None
-
     def file_bytes_max(self, model: str) -> int:
         """What the largest chunk file takes, in whole pages."""
         return max(self._file_bytes_max(model, group.index) for group in self.geometry.groups)

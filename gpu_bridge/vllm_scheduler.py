@@ -1,8 +1,8 @@
 """The connector in vLLM's scheduler: what is a hit, what is loaded, what is saved.
 
-Runs on the engine's thread and never waits (at most `_PATIENCE_S` for a look-up that is nearly
-there). Look-ups run on a thread of their own; everything else is bookkeeping on vLLM's own objects,
-of which this module reads attributes only, so that it needs no vLLM to be tested.
+Runs on the engine's thread and waits for nothing, but a moment (`_PATIENCE_S`) for a look-up that
+is nearly there. Look-ups run on a thread of their own; everything else is bookkeeping on vLLM's own
+objects, of which this module reads attributes only, so that it needs no vLLM to be tested.
 """
 
 import logging
@@ -33,7 +33,9 @@ from kvfs.config import BRIDGE_SUSPECTS_MAX
 
 log = logging.getLogger(__name__)
 
+# How long a step may wait for a look-up: beside others, and when there is nothing else to do.
 _PATIENCE_S = 0.0008
+_LONE_PATIENCE_S = 0.005
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class SchedulerSide:
         if request.num_preemptions != state.preemptions:
             state.preemptions = request.num_preemptions
             state.lookup = self._look_up(request)
-        answer = state.lookup.answer(0 if self._step.has_waited else _PATIENCE_S)
+        answer = state.lookup.answer(self._patience_s())
         if answer is None:
             self._step.has_waited = True
             return None, False
@@ -161,6 +163,11 @@ class SchedulerSide:
         self._step.loads.append(RequestLoad(request.request_id, chunks))
         self._step.allocated += block_ids
         self._counters.add("found_tokens", external_tokens)
+
+    def _patience_s(self) -> float:
+        if self._step.has_waited:
+            return 0.0
+        return _LONE_PATIENCE_S if len(self._states) == 1 else _PATIENCE_S
 
     def _look_up(self, request: Any) -> Lookup:
         assert self.place is not None

@@ -54,7 +54,7 @@ BRIDGE_FENCE_DEADLINE_S = 0.2  # a step waits so long for a copy out of a block 
 BRIDGE_SHUTDOWN_DEADLINE_S = 10.0
 BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
 BRIDGE_SAVES_MAX = 512  # chunks that wait to be saved
-BRIDGE_OPEN_BATCH = 16  # chunks that are opened together; a request has up to two such open
+BRIDGE_OPEN_BATCH = 16  # chunks that are opened together; a request has few more open
 BRIDGE_SUSPECTS_MAX = 4096  # chunks that did not hold what their name says
 
 # The mount.

@@ -3,8 +3,9 @@
 import json
 import struct
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import pytest
 import safetensors.torch
 import torch
 import xxhash
@@ -18,6 +19,7 @@ from kvfs.chunk import (
     decode_header,
     encode_header,
     header_bytes_needed,
+    match_header,
     payload_bytes,
     verify,
 )
@@ -83,6 +85,7 @@ def _check(data: bytes) -> ChunkHeader | None:
     assert offset == needed and offset % PAGE_BYTES == 0
     assert data[:offset] == encode_header(header)
     assert len(data) == offset + payload_bytes(header)
+    assert match_header(data, len(data), header) == offset
     return header
 
 
@@ -91,6 +94,39 @@ def test_every_header_reads_back(header: ChunkHeader) -> None:
     data = encode_header(header)
     found, offset = decode_header(data, len(data) + payload_bytes(header))
     assert (found, offset) == (header, len(data))
+
+
+@given(headers(), headers(), st.data())
+def test_a_match_is_of_what_was_asked_for(
+    stored: ChunkHeader, other: ChunkHeader, draw: st.DataObject
+) -> None:
+    """One field, any, of another chunk: it matters where it says what the bytes mean."""
+    name = draw.draw(st.sampled_from([field.name for field in fields(ChunkHeader)]))
+    wanted = replace(stored, **{name: getattr(other, name)})
+    data = encode_header(stored)
+    file_bytes = len(data) + payload_bytes(stored)
+    is_free = name in ("engine", "digest", "token_ids")
+    if is_free or wanted == stored:
+        assert match_header(data, file_bytes, wanted) == len(data)
+    else:
+        with pytest.raises(Corrupt):
+            match_header(data, file_bytes, wanted)
+
+
+@given(files(), st.data())
+def test_a_match_of_any_bytes_is_a_payload_that_fits_or_refused(
+    data: bytes, draw: st.DataObject
+) -> None:
+    wanted = verify(data)
+    position = draw.draw(st.integers(0, len(data)))
+    changed = data[:position] + draw.draw(st.binary(max_size=4)) + data[position:]
+    changed = changed[: draw.draw(st.integers(0, len(changed)))]
+    try:
+        offset = match_header(changed, len(changed), wanted)
+    except Corrupt as error:
+        assert error.reason
+        return
+    assert len(changed) - offset == payload_bytes(wanted)
 
 
 @settings(max_examples=50)
