@@ -156,6 +156,7 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
         self._workers = Workers(threads, "kvfs-load")
+        self._reading = threading.Semaphore(max(1, threads // 2))
         self._ended = threading.Event()
 
     def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
@@ -249,11 +250,13 @@ class Loader:
 
     def _fill(self, job: _Job, load: ChunkLoad, file: OpenFile, slot: Slot) -> Failure | None:
         try:
-            data = read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
+            data = self._read(job, file, slot)
         except Corrupt as error:
             log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
             self._link.ask(lambda client: client.report_corrupt(file.digest))
             return Failure.CORRUPT
+        if data is None:
+            return Failure.LATE
         wanted = self._shard.header(job.place, load.chunk, None)
         try:
             begin = match_header(data, file.size_bytes, wanted)
@@ -275,6 +278,16 @@ class Loader:
             job.leave()
         self._counters.add("loaded_bytes", file.size_bytes)
         return None
+
+    def _read(self, job: _Job, file: OpenFile, slot: Slot) -> memoryview | None:
+        """A file's bytes, checked; None when it is too late. At most half of the threads read at a
+        time: a disk that all share would be done with all at once, and idle while all copy."""
+        if not self._reading.acquire(timeout=max(0.0, job.end_s - time.monotonic())):
+            return None
+        try:
+            return read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
+        finally:
+            self._reading.release()
 
     def _fail(self, job: _Job, first: int, failure: Failure) -> None:
         for load in job.request.chunks[first:]:

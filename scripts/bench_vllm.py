@@ -1,6 +1,6 @@
 """vLLM restarted with kvfs's connector, with its own `fs` tier, and with no cache at all.
 
-    .venv/bin/python scripts/bench_vllm.py [--rounds 3] [--dir DIRECTORY] [--json]
+    .venv/bin/python scripts/bench_vllm.py [--rounds 3] [--cold-rounds 1] [--dir DIRECTORY] [--json]
 
 Each system stores a few prompts in a first life of the engine. Then, in each round and in turns,
 every system's engine starts anew (kvfs's node too) and answers another prompt of the same length to
@@ -16,7 +16,8 @@ On a machine that others use, a team of compute threads waits for its slowest, a
 little: --threads 1 makes them steadier, at the price of a slower cold run.
 
 Needs root to drop the page cache, and .envs/vllm. Starts an engine 11 times for 3 rounds, about 20
-seconds each on a quiet machine with 2 cores.
+to 60 seconds each on a quiet machine with 2 cores; with --cold-rounds the slow one, without a
+cache, takes part in so many rounds only.
 """
 
 import argparse
@@ -179,7 +180,9 @@ def end_group(pid: int) -> None:
         pass  # nothing is
 
 
-def measure(scratch: Path, dtype: str, threads: int | None, rounds: int) -> list[System]:
+def measure(
+    scratch: Path, dtype: str, threads: int | None, rounds: int, cold_rounds: int
+) -> list[System]:
     """Fill both caches, then take turns. Removes what vLLM's tier leaves in shared memory."""
     systems = systems_below(scratch)
     log = scratch / "engine.log"
@@ -190,6 +193,8 @@ def measure(scratch: Path, dtype: str, threads: int | None, rounds: int) -> list
         for number in range(rounds):
             for turn in range(len(systems)):
                 system = systems[(turn + number) % len(systems)]
+                if system.connector is None and number >= cold_rounds:
+                    continue
                 life = live(system, dtype, threads, log, warm_seed=1000 + number)
                 system.lives.append(life)
                 said = " ".join(
@@ -241,7 +246,8 @@ def report(
             "token_check_dtype": EXACT_TYPE,
             "prompt_tokens": PROMPT_TOKENS,
             "prompts": len(PROMPT_SEEDS),
-            "rounds": len(cold.lives),
+            "rounds": len(kvfs.lives),
+            "cold_rounds": len(cold.lives),
             "cpus": os.cpu_count(),
             "threads": threads or "as vLLM chooses",
             "load_average": round(os.getloadavg()[1], 1),
@@ -275,7 +281,8 @@ def show(figures: dict[str, Any], directory: Path) -> None:
     drop = "dropped" if setup["is_page_cache_dropped"] else "NOT dropped"
     print(
         f"Time to first token after a restart: {PROMPT_TOKENS} tokens, {HIT_TOKENS} stored\n"
-        f"  {setup['rounds']} restarts of each system in turns, {setup['prompts']} prompts each;"
+        f"  {setup['rounds']} restarts of each system in turns, {setup['cold_rounds']} of no cache,"
+        f" {setup['prompts']} prompts each;"
         f" page cache {drop} before each prompt\n"
         f"  {setup['model']}, {setup['dtype']}, both caches on the disk of"
         f" {directory}\n"
@@ -305,6 +312,7 @@ def main() -> int:
     """Measure and print; 1 when a system missed, or answered something else."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold-rounds", type=int, help="of them without a cache too; default: all")
     parser.add_argument("--dir", type=Path, help="on the disk to measure; default: /tmp's")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default=timing_type())
     parser.add_argument("--threads", type=int, help="that compute; default: as vLLM chooses")
@@ -312,18 +320,23 @@ def main() -> int:
     arguments = parser.parse_args()
     if not PYTHON.exists():
         sys.exit("bench_vllm: run scripts/setup main vllm first")
-    if arguments.rounds < 1 or (arguments.threads is not None and arguments.threads < 1):
-        parser.error("--rounds and --threads must be at least 1")
+    counts = (arguments.rounds, arguments.cold_rounds, arguments.threads)
+    if any(count is not None and count < 1 for count in counts):
+        parser.error("--rounds, --cold-rounds and --threads must be at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     builder = ROOT / "scripts" / "build_demo_model.py"
     subprocess.run([PYTHON, builder, MODEL], check=True, stdout=sys.stderr, timeout=300)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="kvfs-bench-") as scratch:
         timed = measure(
-            Path(scratch) / "timed", arguments.dtype, arguments.threads, arguments.rounds
+            Path(scratch) / "timed",
+            arguments.dtype,
+            arguments.threads,
+            arguments.rounds,
+            arguments.cold_rounds or arguments.rounds,
         )
         exact = timed
         if arguments.dtype != EXACT_TYPE:
-            exact = measure(Path(scratch) / "exact", EXACT_TYPE, arguments.threads, 1)
+            exact = measure(Path(scratch) / "exact", EXACT_TYPE, arguments.threads, 1, 1)
         figures = report(timed, exact, arguments.dtype, arguments.threads)
         directory = Path(scratch).parent
     if arguments.json:
