@@ -51,6 +51,7 @@ from gpu_bridge.shard import Shard  # noqa: E402
 from gpu_bridge.staging import StagingPool  # noqa: E402
 from kvfs.config import BRIDGE_STAGING_BYTES, MIB  # noqa: E402
 from kvfs.names import fingerprint_of, namespace_path  # noqa: E402
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.node_rig import node_of  # noqa: E402
 
 FINGERPRINT = fingerprint_of({"bench": 1})
@@ -259,6 +260,7 @@ def line(r: dict[str, object]) -> str:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--dir", type=Path, help="where to make the scratch files")
     parser.add_argument("--mib", type=int, default=512)

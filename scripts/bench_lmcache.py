@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.shell.configs import lmcache_server_command, lmcache_vllm_command  # noqa: E402  (path first)
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import (  # noqa: E402
     ONE_THREAD,
     SMALL_CPU_OPTIONS,
@@ -128,6 +129,7 @@ def report(targets: list[Target], adapter: str) -> dict[str, object]:
 
 def main() -> int:
     """Measure and print."""
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--adapter", choices=["fs", "fs_native"], default="fs_native")

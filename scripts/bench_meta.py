@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
 from kvfs.errors import Unavailable  # noqa: E402
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.node_rig import node_of  # noqa: E402
 
 BATCH = 1000
@@ -129,6 +130,7 @@ def run(files: int, base: Path | None) -> dict[str, float]:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--dir", type=Path, help="where to make the scratch store")

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402  (path first)
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
 
@@ -413,6 +414,7 @@ def show(mode: str, found: dict[str, object]) -> None:
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--files", type=int, default=16, help="of 16 MiB")

@@ -36,6 +36,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import OFFLINE  # noqa: E402  (path first)
 from scripts.node_rig import node_of  # noqa: E402
 
@@ -310,6 +311,7 @@ def show(figures: dict[str, Any], directory: Path) -> None:
 
 def main() -> int:
     """Measure and print; 1 when a system missed, or answered something else."""
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cold-rounds", type=int, help="of them without a cache too; default: all")
@@ -323,7 +325,6 @@ def main() -> int:
     counts = (arguments.rounds, arguments.cold_rounds, arguments.threads)
     if any(count is not None and count < 1 for count in counts):
         parser.error("--rounds, --cold-rounds and --threads must be at least 1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     builder = ROOT / "scripts" / "build_demo_model.py"
     subprocess.run([PYTHON, builder, MODEL], check=True, stdout=sys.stderr, timeout=300)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="kvfs-bench-") as scratch:

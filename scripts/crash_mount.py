@@ -40,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.errors import KvfsError  # noqa: E402
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import MountRig  # noqa: E402
 
 NAMES_PER_WRITER = 24
@@ -345,6 +346,7 @@ def crash(scratch: Path, *, rounds: int, seed: int, writers: int = 3) -> Report:
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)

@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import fresh_place  # noqa: E402  (path first)
 
 
@@ -104,6 +105,7 @@ def _change_names(  # type: ignore[no-untyped-def]  # multiprocessing's own obje
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=60.0)

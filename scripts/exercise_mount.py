@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import fresh_place  # noqa: E402  (path first)
 
 SIZE_MAX = 700_000
@@ -325,6 +326,7 @@ def _run_files(place: Path, arguments: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--operations", type=int, default=100_000, help="of each process")
     parser.add_argument("--processes", type=int, default=2)

@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import MountRig, mounted  # noqa: E402  (path first)
 
 MIB = 1024 * 1024
@@ -136,6 +137,7 @@ def _show(sample: Sample) -> None:
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--opens", type=int, default=1_000_000)
     parser.add_argument("--files", type=int, default=1_000)

@@ -186,12 +186,15 @@ class LmdbEngine:
         Slashes at either end count for nothing. Plain loops, since an engine waits for this.
         """
         known = self._directories.get
+        found: dict[bytes, bytes] = {}  # also what is missing: a new model's, a thousand times
         keys = []
         for path in paths:
             head, _, name = path.rpartition(b"/")
             if not name:
                 head, _, name = path.rstrip(b"/").rpartition(b"/")
-            prefix = known(head) or self._find_directory(view, head)
+            prefix = known(head) or found.get(head)
+            if prefix is None:
+                prefix = found[head] = self._find_directory(view, head)
             keys.append(prefix + name if name else records.ROOT_DIRENT_KEY)
         get, nothing = view.txn.get, records.NO_DIRENT
         return records.unpack_dirents([get(key, nothing) for key in keys])
