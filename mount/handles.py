@@ -63,6 +63,7 @@ class Opened:
 
     fh: int
     keep_cache: bool
+    is_writer: bool  # a close must be told of
     backing_id: int = 0  # 0: served from Python
 
 
@@ -127,7 +128,7 @@ class OpenFiles:
         backing_id = self._back(version, opening)
         if opening is Opening.OPEN:
             self._note_cached(version)
-        return Opened(self._add(version, is_writer), keep, backing_id)
+        return Opened(self._add(version, is_writer), keep, is_writer, backing_id)
 
     def _back(self, version: Version, opening: Opening) -> int:
         """Count an open for the kernel's rule on backing files; the id it is served by, or 0."""
@@ -156,7 +157,8 @@ class OpenFiles:
         version.is_dirty = True
         self._enter(version, is_writer=True)
         self.backing.enter(version.number, None)
-        return Opened(self._add(version, is_writer=True), keep_cache=False), inode
+        opened = Opened(self._add(version, is_writer=True), keep_cache=False, is_writer=True)
+        return opened, inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""

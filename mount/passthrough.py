@@ -33,6 +33,9 @@ _BACKING_MAP = struct.Struct("=iIQ")
 _BACKING_ID = struct.Struct("=I")
 _CAP_SYS_ADMIN = 21
 
+# Whether this pyfuse3 has our patches; the stock one has no such attribute, nor do its types.
+IS_PATCHED = hasattr(pyfuse3, "passthrough_enabled")
+
 Ioctl = Callable[[int, int, bytearray], int]
 
 
@@ -46,7 +49,7 @@ def _ioctl(fd: int, request: int, argument: bytearray) -> int:
 def find_obstacle() -> str | None:
     """Why no mount of this process can do passthrough, in words for people; None if it may."""
     return judge_before_mount(
-        is_patched=hasattr(pyfuse3, "passthrough_enabled"),
+        is_patched=IS_PATCHED,
         status=Path("/proc/self/status").read_text(encoding="ascii", errors="replace"),
     )
 
@@ -72,7 +75,6 @@ def has_capability(status: str, capability: int) -> bool:
 def find_obstacle_in_mount() -> str | None:
     """Why the mount that `pyfuse3.init` made, and the kernel has answered, cannot do it."""
     obstacle = find_obstacle()
-    # Stock pyfuse3 has no such attribute, nor do its types.
     if obstacle is None and not getattr(pyfuse3, "passthrough_enabled", False):
         return (
             "the kernel did not offer it: Linux 6.9 or newer with CONFIG_FUSE_PASSTHROUGH is"

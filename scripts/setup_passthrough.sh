@@ -1,4 +1,4 @@
-# The part `passthrough` of scripts/setup, which sources this file: pyfuse3 with the patch of
+# The part `passthrough` of scripts/setup, which sources this file: pyfuse3 with the patches of
 # patches/, built against a libfuse that knows passthrough. Where that cannot be had, the stock
 # pyfuse3 stays, and one line says why; the mount works with it, only slower.
 #
@@ -9,6 +9,7 @@ libfuse_wanted=3.17
 libfuse_prefix=$root/.deps/libfuse
 sdists=$root/.deps/sdists
 work=$root/.deps/work
+patches=(patches/pyfuse3-passthrough.patch patches/pyfuse3-noflush.patch)  # in this order
 problem=
 
 # cannot REASON: remembers why passthrough is out of reach. Use as `step || cannot "reason"`.
@@ -21,7 +22,7 @@ setup_passthrough() {
   setup_main
   local stamp
   # Not stamp_of: a change of scripts/setup itself is no reason to compile again.
-  stamp=$({ cat requirements/passthrough.txt patches/pyfuse3-passthrough.patch \
+  stamp=$({ cat requirements/passthrough.txt "${patches[@]}" \
     scripts/setup_passthrough.sh; pin_of pyfuse3 requirements/main.txt; "$python" --version; pwd; } |
     sha256sum | cut -d' ' -f1)
   if has_passthrough && [[ -e .venv/.passthrough-stamp && $(<.venv/.passthrough-stamp) == "$stamp" ]]; then
@@ -117,7 +118,7 @@ build_libfuse() {
 # pyfuse3 ------------------------------------------------------------------------------------------
 
 build_pyfuse3() {
-  local pip=("$work/tools/bin/python" -m pip) pin version
+  local pip=("$work/tools/bin/python" -m pip) pin version patch
   pin=$(pin_of pyfuse3 requirements/main.txt)
   version=${pin#pyfuse3==}
   (PATH=$work/tools/bin:$PATH &&
@@ -125,9 +126,11 @@ build_pyfuse3() {
       --dest "$sdists" "$pin" &&
     quietly 60 tar -xf "$sdists/pyfuse3-$version.tar.gz" -C "$work") ||
     cannot "the source of pyfuse3 $version cannot be downloaded" || return
-  quietly 60 patch --directory="$work/pyfuse3-$version" --strip=1 --fuzz=0 --batch \
-    --input="$root/patches/pyfuse3-passthrough.patch" ||
-    cannot "the patch does not fit pyfuse3 $version" || return
+  for patch in "${patches[@]}"; do
+    quietly 60 patch --directory="$work/pyfuse3-$version" --strip=1 --fuzz=0 --batch \
+      --input="$root/$patch" ||
+      cannot "$patch does not fit pyfuse3 $version" || return
+  done
   (export PATH=$work/tools/bin:$PATH CFLAGS=-g0 \
     SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PYFUSE3="$version+passthrough" &&
     quietly 900 "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$work/wheel" \

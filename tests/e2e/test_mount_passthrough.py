@@ -99,8 +99,7 @@ def test_a_killed_node_leaves_readers_their_files(mounted: MountProcess, place: 
     reader = open_in_passthrough(mounted, place / "a")
     mounted.kill()
     assert os.pread(reader, len(data), 0) == data
-    with pytest.raises(OSError):  # closing asks a node that is gone
-        os.close(reader)
+    os.close(reader)  # asks nobody
 
 
 def test_a_corrupt_blob_is_refused_at_open(start_mount, mounted: MountProcess) -> None:  # type: ignore[no-untyped-def]  # as above

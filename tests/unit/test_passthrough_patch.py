@@ -1,4 +1,4 @@
-"""Our patch of pyfuse3 fits the release that we pin, and what is installed is one or the other."""
+"""Our patches of pyfuse3 fit the release that we pin, and what is installed has all or none."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ import pytest
 pyfuse3 = pytest.importorskip("pyfuse3", reason="the mount's package is not installed")
 
 ROOT = Path(__file__).parents[2]
-PATCH = ROOT / "patches" / "pyfuse3-passthrough.patch"
+PATCHES = ("pyfuse3-passthrough.patch", "pyfuse3-noflush.patch")  # in this order
 PINS = (ROOT / "requirements" / "main.txt").read_text()
 NAMES = {"passthrough_enabled", "get_session_fd"}
 
@@ -35,20 +35,24 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / f"pyfuse3-{pin[1]}"
 
 
-def test_the_patch_fits_the_pinned_release_exactly(source: Path) -> None:
-    command = ["patch", "--strip=1", "--fuzz=0", "--batch", f"--input={PATCH}"]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stdout
-    assert "offset" not in done.stdout, "made for another release"
+def test_the_patches_fit_the_pinned_release_exactly(source: Path) -> None:
+    for name in PATCHES:
+        patch = ROOT / "patches" / name
+        command = ["patch", "--strip=1", "--fuzz=0", "--batch", f"--input={patch}"]
+        done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stdout
+        assert "offset" not in done.stdout, "made for another release"
     types = (source / "src" / "pyfuse3" / "__init__.pyi").read_text()
     assert "backing_id: int" in types
+    assert "noflush: bool" in types
     assert all(name in types for name in NAMES)
 
 
-def test_what_is_installed_has_all_of_the_patch_or_nothing() -> None:
+def test_what_is_installed_has_all_of_the_patches_or_nothing() -> None:
     have = {name for name in NAMES if hasattr(pyfuse3, name)}
     assert have == (NAMES if is_patched() else set())
-    assert hasattr(pyfuse3.FileInfo(), "backing_id") == is_patched()
+    for name in ("backing_id", "noflush"):
+        assert hasattr(pyfuse3.FileInfo(), name) == is_patched()
     assert hasattr(pyfuse3.Operations, "enable_passthrough") == is_patched()
 
 
@@ -59,5 +63,7 @@ def test_the_patched_one_does_nothing_unless_asked() -> None:
     assert pyfuse3.Operations.enable_passthrough is False
     assert pyfuse3.FileInfo(fh=1).backing_id == 0
     assert pyfuse3.FileInfo(fh=1, backing_id=7).backing_id == 7
+    assert not pyfuse3.FileInfo(fh=1).noflush
+    assert pyfuse3.FileInfo(fh=1, noflush=True).noflush
     with pytest.raises(RuntimeError, match="init"):
         pyfuse3.get_session_fd()

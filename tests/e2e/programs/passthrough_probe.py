@@ -1,4 +1,5 @@
-"""A file system of one file, served by passthrough only: its Python can neither read nor write.
+"""A file system of one file, served by passthrough only: its Python can neither read nor write, and
+a close() that asked it would fail.
 
     passthrough_probe.py MOUNTPOINT BACKING_FILE
 
@@ -59,13 +60,13 @@ class OneFile(pyfuse3.Operations):
             self.ids.leave(inode)
             print(self.ids.why_not, flush=True)
             raise pyfuse3.FUSEError(errno.ENOTSUP)
-        return pyfuse3.FileInfo(fh=inode, backing_id=backing_id)
+        return pyfuse3.FileInfo(fh=inode, backing_id=backing_id, noflush=True)
 
     async def release(self, fh):
         self.ids.leave(fh)
 
     async def flush(self, fh):
-        pass
+        raise pyfuse3.FUSEError(errno.EIO)
 
 
 async def serve(operations: OneFile) -> int:
