@@ -26,6 +26,10 @@ class Checks:
         """The file under this digest is another one, or none."""
         self._right.pop(digest, None)
 
+    def is_known(self, digest: bytes) -> bool:
+        """Whether a blob was found right, and nobody is looking again."""
+        return digest in self._right and digest not in self._running
+
     async def is_right(self, digest: bytes, path: str, *, again: bool) -> bool:
         """Whether a blob's file has the bytes of its digest, read once unless `again`. Who asks
         while it is read waits for that. A file that is gone is not wrong."""

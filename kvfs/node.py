@@ -196,6 +196,8 @@ class Node:
     async def check_content(self, digest: bytes, *, again: bool = False) -> None:
         """Read a blob whole and compare its digest, once since the start unless `again`; readers
         of one blob share one check. Raises `Corrupt` after quarantining it."""
+        if not again and self._checks.is_known(digest):
+            return
         blob = self.meta.blobs([digest])[0]
         directory = self.directories[blob.directory] if blob is not None else None
         if directory is None:

@@ -40,6 +40,7 @@ from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from mount.content import OpenBytes
+from mount.locks import Held
 from mount.numbers import Numbers
 from mount.passthrough import BackingIds
 from mount.retries import SentBack
@@ -116,7 +117,7 @@ class OpenFiles:
         try:
             keep = keeps_cache(opening, is_same_digest=self._is_cached(version))
             if opening is Opening.EMPTY:
-                async with version.lock:
+                async with Held(version.lock):
                     await self._stages.truncate(version, 0)
             elif not is_writer:
                 await self._open_content(version)
@@ -237,7 +238,7 @@ class OpenFiles:
         how reads of published bytes are served."""
         if version.content is not None:
             return version.content
-        async with version.lock:
+        async with Held(version.lock):
             if version.content is None:
                 version.content = OpenBytes(
                     await self._open_blob(version), self._node.reclaim.close
@@ -277,21 +278,21 @@ class OpenFiles:
     async def write(self, fh: int, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
         version = self._handles[fh].version
-        async with version.lock:
+        async with Held(version.lock):
             await self._stages.write(version, offset, data)
 
     async def truncate(self, number: int, fh: int | None, size_bytes: int, thread: int) -> None:
         """Set a size: of an open handle's version, or of a file by its name, published at once."""
         if fh is not None and fh in self._handles:
             version = self._handles[fh].version
-            async with version.lock:
+            async with Held(version.lock):
                 await self._stages.truncate(version, size_bytes)
             return
         access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
         version, _ = self._decide(number, access, thread)
         self._enter(version, is_writer=True)
         try:
-            async with version.lock:
+            async with Held(version.lock):
                 await self._stages.truncate(version, size_bytes)
                 if version.writers == 1:
                     await self._publish(version)
@@ -310,7 +311,7 @@ class OpenFiles:
         handle = self._handles[fh]
         version = handle.version
         if handle.is_writer and version.is_dirty:
-            async with version.lock:
+            async with Held(version.lock):
                 await self._publish(version)
 
     async def sync(self, fh: int, *, data_only: bool) -> None:
@@ -325,7 +326,7 @@ class OpenFiles:
         version = handle.version
         try:
             if handle.is_writer and version.writers == 1 and version.is_dirty:
-                async with version.lock:
+                async with Held(version.lock):
                     await self._publish(version)
         except (KvfsError, OSError) as error:
             # Nobody waits for this request's answer; the flush before it has told whoever closed.
