@@ -136,6 +136,7 @@ class MountConfig:
     """How the mount behaves."""
 
     allow_other: bool = False
+    passthrough: bool = True  # where kernel, libfuse and pyfuse3 can
     read_ahead_kib: int = 1024
     flags: tuple[str, ...] = ()  # of mount(2), such as "ro"
 

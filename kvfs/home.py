@@ -156,7 +156,7 @@ def parse_config(
     mount = table.get("mount", {})
     if not isinstance(mount, dict):
         raise InvalidInput("mount", "is no table; write [mount]")
-    _refuse_unknown(mount, {"allow_other", "read_ahead_kib"}, "mount.")
+    _refuse_unknown(mount, {"allow_other", "passthrough", "read_ahead_kib"}, "mount.")
     return Config(
         directories=tuple(directories),
         fsync=_parse_switch(table, "fsync"),
@@ -164,13 +164,16 @@ def parse_config(
         socket_mode=_parse_socket_mode(table.get("socket_mode", 0o600)),
         mount=MountConfig(
             allow_other=_parse_switch(mount, "allow_other", "mount."),
+            passthrough=_parse_switch(mount, "passthrough", "mount.", usual=True),
             read_ahead_kib=_parse_read_ahead(mount.get("read_ahead_kib", 1024)),
         ),
     )
 
 
-def _parse_switch(table: Mapping[str, Any], key: str, prefix: str = "") -> bool:
-    value = table.get(key, False)
+def _parse_switch(
+    table: Mapping[str, Any], key: str, prefix: str = "", *, usual: bool = False
+) -> bool:
+    value = table.get(key, usual)
     if not isinstance(value, bool):
         raise InvalidInput(prefix + key, f"{value!r:.80} is neither true nor false; write one")
     return value

@@ -6,8 +6,8 @@ import trio
 
 
 class Held:
-    """`async with Held(lock)`, as `async with lock`, but a lock that is free is taken without a turn
-    of the scheduler: a tenth of what a request takes."""
+    """`async with Held(lock)`, as `async with lock`, but a lock that is free is taken without a
+    turn of the scheduler: a tenth of what a request takes."""
 
     __slots__ = ("_lock",)
 

@@ -42,6 +42,7 @@ _RENAME_MODES = {
 }
 Context = pyfuse3.RequestContext
 
+_SWITCHED_OFF = "passthrough is switched off, by -o no_passthrough or in kvfs.toml"
 _VIEWED_AT_ONCE = 32  # names of `.kvfs` listed before everyone else has a turn: 5 ms
 
 
@@ -74,10 +75,10 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
     enable_acl = False
-    enable_passthrough = True
 
-    def __init__(self, node: Node, view: View) -> None:
+    def __init__(self, node: Node, view: View, *, passthrough: bool = True) -> None:
         super().__init__()
+        self.enable_passthrough = passthrough
         self.files = OpenFiles(node)
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
@@ -89,7 +90,7 @@ class Operations(pyfuse3.Operations):
         self._last_directory = 0
 
     def init(self) -> None:
-        why_not = find_obstacle_in_mount()
+        why_not = find_obstacle_in_mount() if self.enable_passthrough else _SWITCHED_OFF
         session_fd = -1 if why_not else pyfuse3.get_session_fd()
         self.files.backing = BackingIds(session_fd, why_not)
         self.is_ready.set()

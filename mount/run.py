@@ -155,7 +155,9 @@ async def serve_mount(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         try:
             async with running(config) as node:
-                operations = Operations(node, View(node, decode))
+                operations = Operations(
+                    node, View(node, decode), passthrough=config.mount.passthrough
+                )
                 async with _mounted(operations, config, mountpoint):
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.files.describe

@@ -16,15 +16,6 @@ ROOT = Path(__file__).parent.parent
 SERVING_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 
-# `kvfs mount` as it is where the kernel or pyfuse3 cannot do passthrough.
-_WITHOUT_PASSTHROUGH = """
-import sys
-from mount.operations import Operations
-Operations.enable_passthrough = False
-from kvfs.cli import main
-sys.exit(main())
-"""
-
 
 class MountRig:
     """A `kvfs mount --foreground` process. Its log lies beside the store; RuntimeErrors end with
@@ -36,9 +27,10 @@ class MountRig:
         self.store = store
         self.mountpoint = mountpoint
         self.log = Path(f"{store}.log")
-        program = ["-m", "kvfs"] if passthrough else ["-c", _WITHOUT_PASSTHROUGH]
         mount = ["mount", str(mountpoint), "--store", str(store), "--foreground", *words]
-        self._command = [sys.executable, *program, *mount]
+        if not passthrough:
+            mount += ["-o", "no_passthrough"]
+        self._command = [sys.executable, "-m", "kvfs", *mount]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

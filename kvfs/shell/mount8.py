@@ -51,6 +51,7 @@ class MountOptions:
     max_bytes: str | None = None
     tokenizer: Path | None = None
     allow_other: bool = False
+    passthrough: bool = True
     flags: tuple[str, ...] = ()  # for the kernel, in order
 
 
@@ -73,7 +74,7 @@ def split_options(text: str) -> list[str]:
 def parse_options(text: str) -> MountOptions:
     """Raises `InvalidInput` for the first option that cannot be followed."""
     values: dict[str, list[str]] = {name: [] for name in _VALUES}
-    allow_other = False
+    allow_other, passthrough = False, True
     flags: dict[str, None] = {}
     for option in split_options(text):
         name, has_value, value = option.partition("=")
@@ -83,6 +84,8 @@ def parse_options(text: str) -> MountOptions:
             values[name].append(value)
         elif option == "allow_other":
             allow_other = True
+        elif option == "no_passthrough":
+            passthrough = False
         elif option in _FLAGS:
             flags[option] = None
         elif option in _FLAGS.values():
@@ -97,6 +100,7 @@ def parse_options(text: str) -> MountOptions:
         max_bytes=values["max_bytes"][-1] if values["max_bytes"] else None,
         tokenizer=Path(values["tokenizer"][-1]) if values["tokenizer"] else None,
         allow_other=allow_other,
+        passthrough=passthrough,
         flags=tuple(flags),
     )
 
@@ -106,7 +110,7 @@ def _is_neutral(option: str) -> bool:
 
 
 def _known() -> str:
-    return ", ".join(["allow_other", *_FLAGS, *(f"{name}=" for name in _VALUES)])
+    return ", ".join(["allow_other", "no_passthrough", *_FLAGS, *(f"{name}=" for name in _VALUES)])
 
 
 # Called by mount(8) -------------------------------------------------------------------------------

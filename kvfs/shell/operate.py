@@ -44,6 +44,8 @@ CONFIG_TEMPLATE = """\
 [mount]
 # Let other users see the mount. Default: only the one who mounts.
 # allow_other = false
+# Let the kernel serve reads by itself, where it can.
+# passthrough = true
 # read_ahead_kib = 1024
 """
 
@@ -65,6 +67,7 @@ def with_mount_options(config: Config, options: MountOptions) -> Config:
     mount = replace(
         config.mount,
         allow_other=config.mount.allow_other or options.allow_other,
+        passthrough=config.mount.passthrough and options.passthrough,
         flags=options.flags,
     )
     return replace(config, mount=mount)

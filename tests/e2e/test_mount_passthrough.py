@@ -114,3 +114,15 @@ def test_a_corrupt_blob_is_refused_at_open(start_mount, mounted: MountProcess) -
     with pytest.raises(OSError):
         (again.mountpoint / "a").read_bytes()
     wait_until(lambda: not (again.mountpoint / "a").exists())
+
+
+def test_switched_off_all_is_served_from_python(start_mount) -> None:  # type: ignore[no-untyped-def]  # as above
+    mount: MountProcess = start_mount(config="[mount]\npassthrough = false\n")
+    data = os.urandom(MIB)
+    (mount.mountpoint / "a").write_bytes(data)
+    with open(mount.mountpoint / "a", "rb") as file:
+        assert file.read() == data
+        status = describe(mount)
+    assert status["reads"] == "python"
+    assert "switched off" in str(status["why_not_passthrough"])
+    assert status["open_in_passthrough"] == 0

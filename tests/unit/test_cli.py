@@ -169,7 +169,7 @@ def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
 
 def _tables_last(keys: list[str]) -> list[str]:
     at = keys.index("[[store]]")
-    mount = [key for key in keys if key.startswith(("allow_other", "read_ahead"))]
+    mount = [key for key in keys if key.startswith(("allow_other", "passthrough", "read_ahead"))]
     store = [key for key in keys[at:] if key not in mount]
     return [*keys[:at], *store, "[mount]", *mount]
 

@@ -32,6 +32,7 @@ from kvfs.home import load_config, load_config_of_store, parse_limit, show_limit
         ("[mount]\nread_ahead_kib = 1e3", r"mount\.read_ahead_kib", "from 0 to"),
         ("[mount]\nread_ahead_kib = 2000000000", r"mount\.read_ahead_kib", "from 0 to"),
         ('[mount]\nallow_other = "yes"', r"mount\.allow_other", "neither true nor false"),
+        ("[mount]\npassthrough = 0", r"mount\.passthrough", "neither true nor false"),
         ("mount = 1", "mount", r"write \[mount\]"),
         ("nonsense = 1", "nonsense", "known are"),
         ('store = ["/a", "/a"]', "store", "name it once"),

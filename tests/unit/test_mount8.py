@@ -32,12 +32,14 @@ def test_splitting(text: str, options: list[str]) -> None:
 
 def test_options_that_are_followed() -> None:
     text = "rw,allow_other,store=/b,store=/c,max_bytes=80%,tokenizer=/t,config=/f,noexec,ro"
+    text += ",no_passthrough"
     assert parse_options(text) == MountOptions(
         stores=(Path("/b"), Path("/c")),
         config=Path("/f"),
         max_bytes="80%",
         tokenizer=Path("/t"),
         allow_other=True,
+        passthrough=False,
         flags=("noexec", "ro"),
     )
 
@@ -59,7 +61,7 @@ def test_options_of_others_change_nothing() -> None:
     ("option", "said"),
     [
         ("max_read=4096", "kvfs has none such"),
-        ("uid=5", "allow_other, ro,"),
+        ("uid=5", "allow_other, no_passthrough, ro,"),
         ("max_bytes=", "has no value"),
         ("max_bytes", "kvfs has none such"),
         ("remount", "unmount it and mount it again"),
