@@ -278,12 +278,16 @@ class Node:
             assert directory is not None
             self.reclaim.remove(stage.directory, directory.stage_path(stage.name), allocated)
 
-    async def publish_stage(self, stage: Stage, ino: int, mtime_ns: int) -> Inode:
+    async def publish_stage(
+        self, stage: Stage, ino: int, mtime_ns: int, digest: bytes | None = None
+    ) -> Inode:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
-        belongs to the caller and must not be written any more."""
+        belongs to the caller and must not be written any more. `digest`: of its bytes, where the
+        caller has hashed them."""
         directory = self.directories[stage.directory]
         assert directory is not None
-        size_bytes, digest = await trio.to_thread.run_sync(_digest_for, directory, stage.fd)
+        digest = await trio.to_thread.run_sync(_prepare, directory, stage.fd, digest)
+        size_bytes = os.fstat(stage.fd).st_size
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd)
         inode = self.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
@@ -448,11 +452,12 @@ class Node:
         return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
 
 
-def _digest_for(directory: BlobDirectory, fd: int) -> tuple[int, bytes]:
-    """Size and digest of a stage, and a place for its blob. Blocks."""
-    size_bytes, digest = digest_file(fd)
+def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
+    """A place for a stage's blob, and its digest unless it is known. Blocks."""
+    if digest is None:
+        digest = digest_file(fd)[1]
     directory.make_leaves([digest])
-    return size_bytes, digest
+    return digest
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:

@@ -16,6 +16,7 @@ from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
 from mount.content import OpenBytes, write_whole
+from mount.growing import GrowingDigest
 from mount.states import State
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Version:
     size_bytes: int = 0  # of the stage
     mtime_ns: int = 0  # of the stage
     written_bytes: int = 0  # at most so much of the reservation is used
+    growing: GrowingDigest | None = None  # of the stage, as long as it is written in order
     frozen: Inode | None = None  # what an old version shows
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -68,15 +70,17 @@ class Stages:
         stage = await self._start(version)
         await self._reserve(version, stage, len(data))
         version.is_dirty = True
+        if version.growing is not None and version.growing.size_bytes != offset:
+            version.growing = None
         try:
             begin_s = trio.current_time()
             if len(data) <= _WRITE_INLINE_BYTES_MAX and begin_s >= self._slow_until_s:
-                write_whole(stage.fd, data, offset)
+                _write(stage.fd, data, offset, version.growing)
                 end_s = trio.current_time()
                 if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
                     self._slow_until_s = end_s + _SLOW_DISK_S
             else:
-                await trio.to_thread.run_sync(write_whole, stage.fd, data, offset)
+                await trio.to_thread.run_sync(_write, stage.fd, data, offset, version.growing)
         except OSError:
             os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
             raise
@@ -95,6 +99,8 @@ class Stages:
         version.size_bytes = size_bytes
         version.mtime_ns = self._node.now_ns()
         version.is_dirty = True
+        if version.growing is None or version.growing.size_bytes != size_bytes:
+            version.growing = None if size_bytes else GrowingDigest()
 
     def adopt(self, version: Version, stage: Stage, size_bytes: int) -> None:
         """Give a version a stage, which holds `size_bytes`."""
@@ -104,6 +110,7 @@ class Stages:
         version.content = OpenBytes(stage.fd, self._node.reclaim.close)
         version.size_bytes = size_bytes
         version.written_bytes = size_bytes
+        version.growing = None if size_bytes else GrowingDigest()
         version.mtime_ns = self._node.now_ns()
 
     async def publish(self, version: Version) -> bool:
@@ -114,7 +121,10 @@ class Stages:
             return False
         if not stage.is_open:
             raise NamespaceError(errno.EIO)  # used up by a publication that failed half-way
-        published = await self._node.publish_stage(stage, version.ino, version.mtime_ns)
+        growing = version.growing
+        is_known = growing is not None and growing.size_bytes == version.size_bytes
+        digest = growing.digest() if growing is not None and is_known else None
+        published = await self._node.publish_stage(stage, version.ino, version.mtime_ns, digest)
         version.stage = None
         version.is_dirty = False
         version.digest = published.digest
@@ -158,3 +168,10 @@ class Stages:
             await self._node.reserve(stage, needed + min(needed, STAGE_STEP_BYTES_MAX))
         except OutOfSpace:
             await self._node.reserve(stage, needed)
+
+
+def _write(fd: int, data: bytes, offset: int, growing: GrowingDigest | None) -> None:
+    """Write all of `data`, and hash it while the processor has it at hand."""
+    write_whole(fd, data, offset)
+    if growing is not None:
+        growing.add(data)
