@@ -150,7 +150,11 @@ def log_to(log: Path | None, *, echo: bool) -> None:
     if echo and is_in_journal():
         handlers[0].setFormatter(JournalFormatter())
     if log is not None:
-        handlers.append(RotatingFileHandler(log, maxBytes=LOG_BYTES_MAX, backupCount=1))
+        handlers.append(
+            RotatingFileHandler(
+                log, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="surrogateescape"
+            )
+        )
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers)
 
 

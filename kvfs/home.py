@@ -23,6 +23,7 @@ from kvfs.config import (
 from kvfs.errors import InvalidInput
 
 STORE_MARK = "store.json"  # version and id of a store
+PART_MARK = "part.json"  # in a directory that belongs to the store of another
 CONFIG_NAME = "kvfs.toml"  # a store's own configuration
 LOG_NAME = "node.log"
 NOT_FOREIGN = frozenset({CONFIG_NAME, LOG_NAME, "lost+found"})  # may lie where a store is made
@@ -93,9 +94,27 @@ def load_config_of_store(stores: Sequence[Path] = (), *, max_bytes: str | None =
 
 
 def check_directory(path: Path) -> None:
-    """Refuse what is there and is no directory, with `InvalidInput`."""
+    """Refuse what is there and is no directory, and what a mount of kvfs shows, with
+    `InvalidInput`."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(str(path), "is no directory; name one that is, or a new one")
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if file_system_of(there) == "fuse.kvfs":
+        raise InvalidInput(str(path), "lies in a mount of kvfs; name a directory on a disk")
+
+
+def file_system_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that holds a path, which is there: `ext4`."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    found = "unknown"
+    for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2:3] == [wanted] and right.split():
+            found = right.split()[0]
+    return found
 
 
 def _read_table(file: Path) -> Mapping[str, Any]:

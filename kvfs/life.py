@@ -6,24 +6,22 @@ set aside, like a damaged one, and the names of chunk files are rebuilt from the
 process costs nothing.
 """
 
-import json
 import logging
 import os
 import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import META_SYNC_INTERVAL_S, Config, DirectoryConfig
+from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
-from kvfs.home import parse_limit, show_limit
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine, find_damage
 from kvfs.node import Node
+from kvfs.roster import Known, mark_part, read_roster, refuse_part, write_roster
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
@@ -94,6 +92,7 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
     first finds all.
     One that is missing (a disk not mounted) is None: its blobs are misses until it is back.
     """
+    refuse_part(config.home)
     opened: dict[str, BlobDirectory] = {}
     for item in config.directories:
         directory = BlobDirectory.open(item)
@@ -102,7 +101,7 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
     home = config.home
     (home / "meta").mkdir(mode=0o700, exist_ok=True)
     roster_file = home / "meta" / "directories.json"
-    roster = _read_roster(roster_file)
+    roster = read_roster(roster_file)
     order: list[BlobDirectory | None] = []
     for known in roster:
         if known.store_id in opened:
@@ -117,61 +116,17 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
         raise InvalidInput(
             str(home), "is not the first directory of this store; name that one first"
         )
-    _write_roster(
+    for part in order[1:]:
+        if part is not None:
+            mark_part(part, order[0])
+    write_roster(
         roster_file,
-        [_Known(d.store_id, d.config) if d is not None else roster[i] for i, d in enumerate(order)],
+        [Known(d.store_id, d.config) if d is not None else roster[i] for i, d in enumerate(order)],
     )
     return order
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A directory of a store as `meta/directories.json` remembers it."""
-
-    store_id: str
-    config: DirectoryConfig
-
-
-def _read_roster(file: Path) -> list[_Known]:
-    try:
-        items = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(items, list):
-            raise TypeError
-        return [
-            _Known(
-                str(item["id"]),
-                DirectoryConfig(
-                    Path(item["path"]),
-                    parse_limit(item.get("max_bytes"), "max_bytes"),
-                    parse_limit(item.get("min_free"), "min_free"),
-                ),
-            )
-            for item in items
-        ]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as error:
-        raise InvalidInput(
-            str(file), "is damaged; remove it, and name all directories of the store once, in order"
-        ) from error
-
-
-def _write_roster(file: Path, roster: Sequence[_Known]) -> None:
-    table = [
-        {
-            "id": item.store_id,
-            "path": os.fspath(item.config.path),
-            "max_bytes": show_limit(item.config.max_bytes),
-            "min_free": show_limit(item.config.min_free),
-        }
-        for item in roster
-    ]
-    draft = file.with_suffix(".new")
-    draft.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    draft.rename(file)
-
-
-def _reopen(known: _Known) -> BlobDirectory | None:
+def _reopen(known: Known) -> BlobDirectory | None:
     """A directory that an earlier start named, with the limits that it had then, if it is still
     there and still the same."""
     path = known.config.path

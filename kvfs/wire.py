@@ -19,6 +19,7 @@ from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfS
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 
 PROTOCOL = 1
+_PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 
 Record = TypeVar("Record", Inode, Blob, ChunkInfo)
@@ -56,7 +57,7 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def _frame(value: Any) -> bytes:
-    body: bytes = msgpack.packb(value, use_bin_type=True)
+    body: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_PATHS)
     if len(body) > FRAME_BYTES_MAX:
         raise InvalidInput("request", f"{len(body)} bytes; at most {FRAME_BYTES_MAX} fit a frame")
     return _LENGTH.pack(len(body)) + body
@@ -87,7 +88,7 @@ class FrameDecoder:
 
 def _unpack(body: bytes) -> Any:
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=False)
+        return msgpack.unpackb(body, raw=False, strict_map_key=False, unicode_errors=_PATHS)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise InvalidInput("frame", f"is no msgpack: {error}") from error
 

@@ -93,7 +93,7 @@ class LmdbEngine:
         _take_lock_room(directory / "lock.mdb")
         try:
             env = lmdb.open(
-                str(directory),
+                os.fsencode(directory),
                 map_size=map_bytes,
                 max_dbs=TABLES_MAX,
                 max_readers=META_READERS_MAX,
@@ -431,7 +431,11 @@ def find_damage(directory: Path) -> str | None:
         return f"{file} is cut short"
     try:
         with lmdb.open(
-            str(directory), readonly=True, lock=False, max_dbs=TABLES_MAX, map_size=META_BYTES_MAX
+            os.fsencode(directory),
+            readonly=True,
+            lock=False,
+            max_dbs=TABLES_MAX,
+            map_size=META_BYTES_MAX,
         ) as env:
             if (env.info()["last_pgno"] + 1) * env.stat()["psize"] > size_bytes:
                 return f"{file} is cut short"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.home import is_store
+from kvfs.home import file_system_of, is_store
 from kvfs.shell.locate import FindMounts
 from kvfs.shell.render import size_text
 
@@ -313,24 +313,12 @@ def check_store(store: Path) -> Iterator[Finding]:
         yield Finding("store", Level.FAIL, f"{store} is not writable", advice)
         return
     yield Finding("store", Level.OK, str(store))
-    yield check_file_system(file_system_of(store, Path("/proc/self/mountinfo")))
+    yield check_file_system(file_system_of(store))
     yield check_room(store)
     yield from check_scratch_file(store)
     is_running, finding = check_node(store)
     yield finding
     yield check_staging(store, is_running)
-
-
-def file_system_of(path: Path, mountinfo: Path) -> str:
-    """The type of the file system that holds a path: `ext4`."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    found = "unknown"
-    for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2:3] == [wanted] and right.split():
-            found = right.split()[0]
-    return found
 
 
 def check_file_system(kind: str) -> Finding:

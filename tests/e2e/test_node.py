@@ -369,12 +369,43 @@ def test_a_damaged_list_of_directories_is_told_in_words(start_node, text: str) -
     node = start_node()
     node.stop()
     (node.store / "meta" / "directories.json").write_text(text)
-    ran = subprocess.run(
-        [sys.executable, "-m", "kvfs", "serve", "--store", str(node.store)],
+    ran = kvfs("serve", "--store", str(node.store))
+    assert ran.returncode == 2
+    assert "directories.json: is damaged; remove it" in ran.stderr.splitlines()[-1]
+
+
+def test_a_part_of_a_store_is_no_store_by_itself(start_node, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    node = start_node(extra_stores=(part,))
+    with Client(node.store) as client:
+        names = [b"%d" % n for n in range(6)]
+        for name in names:
+            store_bytes(client, name, name * 1000)
+    node.stop()
+    assert any((part / "blobs").glob("*/*/*"))
+    for command in ("serve", "ls", "status"):
+        ran = kvfs(command, "--store", str(part))
+        assert ran.returncode == 2
+        assert f"is a part of {node.store}; name that first" in ran.stderr.splitlines()[-1]
+    node = start_node(store=node.store)
+    with Client(node.store) as client:
+        assert [load_bytes(client, name) for name in names] == [name * 1000 for name in names]
+
+
+def test_a_path_in_no_encoding_holds_a_store(start_node, tmp_path: Path) -> None:
+    for _ in range(2):
+        node = start_node(store=Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
+        with Client(node.store) as client:
+            store_bytes(client, b"a", b"bytes")
+            assert load_bytes(client, b"a") == b"bytes"
+        node.stop()
+
+
+def kvfs(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "kvfs", *words],
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    assert ran.returncode == 2
-    assert "directories.json: is damaged; remove it" in ran.stderr.splitlines()[-1]

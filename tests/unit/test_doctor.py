@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.home import file_system_of
 from kvfs.shell import doctor
 from kvfs.shell.doctor import Level
 from kvfs.shell.locate import Mounted
@@ -70,7 +71,7 @@ def test_file_system_is_the_last_mounted_on_the_device(tmp_path: Path) -> None:
     mountinfo.write_text(
         f"1 0 0:99 / / rw - ext4 /dev/x rw\n2 1 {number} / /a rw shared:1 - xfs /dev/y rw\nodd\n"
     )
-    assert doctor.file_system_of(tmp_path, mountinfo) == "xfs"
+    assert file_system_of(tmp_path, mountinfo) == "xfs"
 
 
 @pytest.fixture
