@@ -144,6 +144,7 @@ def _parse_of(
 
 
 _TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
+_MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib"}
 
 
 def parse_config(
@@ -175,7 +176,7 @@ def parse_config(
     mount = table.get("mount", {})
     if not isinstance(mount, dict):
         raise InvalidInput("mount", "is no table; write [mount]")
-    _refuse_unknown(mount, {"allow_other", "passthrough", "read_ahead_kib"}, "mount.")
+    _refuse_unknown(mount, _MOUNT_KEYS, "mount.")
     return Config(
         directories=tuple(directories),
         fsync=_parse_switch(table, "fsync"),
@@ -208,6 +209,8 @@ def _parse_idle(value: object) -> float | None:
 
 def _parse_socket_mode(value: object) -> int:
     """A mode that its own user can read and write with, and no more than a mode."""
+    if isinstance(value, str):
+        raise InvalidInput("socket_mode", f"{value!r:.80} is text; write 0o660, without quotes")
     if type(value) is not int or value & ~0o777 or value & 0o600 != 0o600:
         shown = oct(value) if type(value) is int else repr(value)[:80]
         raise InvalidInput(
@@ -256,9 +259,18 @@ def _absolute(path: str) -> Path:
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], prefix: str) -> None:
     for key in table:
         if key not in known:
+            place = _place_of(key)
+            hint = f"; this one belongs {place}" if place else ""
             raise InvalidInput(
-                f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}"
+                f"{prefix}{key}", f"unknown key; known are {', '.join(sorted(known))}{hint}"
             )
+
+
+def _place_of(key: str) -> str | None:
+    """Where a key may stand: people add lines at the end, below the last table."""
+    if key in _TOP_KEYS:
+        return "above the first [table]"
+    return "below [mount]" if key in _MOUNT_KEYS else None
 
 
 def parse_limit(value: object, key: str) -> int | Share | None:
@@ -273,8 +285,9 @@ def show_limit(limit: int | Share | None) -> int | str | None:
 
 def _parse_size_or_share(value: object, key: str) -> int | Share:
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return parse_size(value, key)
-    if not 0 <= float(match[1]) <= 100:
+    if match is not None and not 0 <= float(match[1]) <= 100:
         raise InvalidInput(key, f"{value!r} is not between 0% and 100%")
-    return Share(float(match[1]) / 100)
+    limit = parse_size(value, key) if match is None else Share(float(match[1]) / 100)
+    if key.endswith(("max_bytes", "--max-bytes")) and limit in (0, Share(0.0)):
+        raise InvalidInput(key, "0 lets nothing be stored; leave it out to set no limit")
+    return limit

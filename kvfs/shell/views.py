@@ -109,14 +109,19 @@ def status(session: Session) -> int:
         }
         for space, census in spaces
     ]
-    mountpoint = found.get("mountpoint") or (
-        str(session.place.mountpoint) if session.place.mountpoint else None
-    )
     if session.is_json:
-        write_json(session.out, {**found, "mountpoint": mountpoint, "models": models})
+        write_json(session.out, {**found, "models": models})
         return 0
-    session.lines(_status_lines(session, found, mountpoint, models))
+    session.lines(_status_lines(session, found, models))
     return 0
+
+
+def _mounted_at(session: Session, mountpoint: str | None) -> str:
+    """Where the node shows the store; a place that only the kernel knows is of one that died."""
+    if mountpoint is not None:
+        return mountpoint
+    dead = session.place.mountpoint
+    return f"not mounted ({dead} is dead: mount it again)" if dead else "not mounted"
 
 
 def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -129,7 +134,6 @@ def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
 def _status_lines(
     session: Session,
     found: dict[str, Any],
-    mountpoint: str | None,
     models: Sequence[dict[str, Any]],
 ) -> Iterator[str]:
     counters = found["counters"]
@@ -140,7 +144,7 @@ def _status_lines(
             ("store", f"{found['store']} (id {found['store_id']})"),
             ("node", f"pid {found['pid']}, version {found['version']}"),
             ("up", age_text(found["now_ns"] - found["started_ns"])),
-            ("mounted at", mountpoint or "not mounted"),
+            ("mounted at", _mounted_at(session, found["mountpoint"])),
             *_reads(found["mount"]),
             ("clients", str(found["clients"])),
             ("inodes", f"{found['files']:,}"),
