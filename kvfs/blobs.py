@@ -8,11 +8,13 @@ Crash cases: killed before the rename: a staging file of a dead run stays, and `
 removes it. Killed after it: a blob that no metadata knows; the metadata's intents name it.
 """
 
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -211,7 +213,7 @@ class BlobDirectory:
 
     def open_blob(self, digest: bytes) -> int:
         """A new read-only descriptor. FileNotFoundError when the blob is not here."""
-        return os.open(self.blob_path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        return open_blob_file(self.blob_path(digest))
 
     def trash(self, digest: bytes) -> str | None:
         """Take a blob's file out of the way at once; its new path, to unlink at leisure."""
@@ -240,7 +242,7 @@ class BlobDirectory:
             for second in _subdirectories(first.path):
                 prefix = first.name + second.name
                 yield [
-                    (bytes.fromhex(item.name), item.stat().st_size)
+                    (bytes.fromhex(item.name), item.stat(follow_symlinks=False).st_size)
                     for item in os.scandir(second.path)
                     if _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
                 ]
@@ -264,6 +266,22 @@ class BlobDirectory:
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()
         return QUARANTINE_BYTES_MAX if limit is None else min(QUARANTINE_BYTES_MAX, limit // 16)
+
+
+def open_blob_file(path: str) -> int:
+    """A read-only descriptor of a regular file. What somebody put in its place is taken for no
+    file (FileNotFoundError), and never waited for."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link; a socket
+            raise FileNotFoundError(errno.ENOENT, "is no regular file", path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "is no regular file", path)
+    return fd
 
 
 def _subdirectories(path: str) -> list[os.DirEntry[str]]:

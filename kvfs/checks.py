@@ -4,6 +4,7 @@ import os
 
 import trio
 
+from kvfs.blobs import open_blob_file
 from kvfs.config import VERIFIED_MAX
 from kvfs.stored import digest_file
 
@@ -50,7 +51,7 @@ class Checks:
 def _digest_of_path(path: str) -> bytes | None:
     """The digest of a file's bytes; None when it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_blob_file(path)
     except FileNotFoundError:
         return None
     try:

@@ -19,7 +19,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
 from kvfs.local import serve_clients
-from kvfs.meta.lmdb import LmdbEngine, find_damage
+from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
 from kvfs.node import Node
 from kvfs.roster import Known, mark_part, read_roster, refuse_part, write_roster
 from kvfs.upkeep import collect_garbage, rebuild
@@ -150,6 +150,8 @@ def _find_distrust(meta: Path) -> str | None:
     mark = meta / "running"
     if mark.exists() and mark.read_text(encoding="utf-8") != _boot_id():
         return "the machine stopped while a node ran"
+    if (meta / DISTRUST_MARK).exists():
+        return "a page of the metadata is damaged"
     return find_damage(meta)
 
 
@@ -180,6 +182,7 @@ def _set_metadata_aside(meta: Path) -> None:
     if (meta / "data.mdb").exists():
         (meta / "data.mdb").replace(meta / "data.mdb.distrusted")
     (meta / "lock.mdb").unlink(missing_ok=True)
+    (meta / DISTRUST_MARK).unlink(missing_ok=True)
 
 
 async def _sync_always(node: Node) -> None:

@@ -167,6 +167,10 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
     node = session.node
     try:
         contents = [_content(session, item) for item in arguments[0]]
+        for content in contents:  # a client may write more than it staged for
+            allocated_bytes = os.fstat(content.stage.fd).st_blocks * 512
+            if allocated_bytes > content.stage.reserved_bytes:
+                await node.reserve(content.stage, allocated_bytes)
         if len({id(content.stage) for content in contents}) != len(contents):
             raise InvalidInput("publish", "a token is named twice")
         if node.config.fsync:
@@ -193,6 +197,8 @@ def _content(session: Session, item: list[Any]) -> Content:
     if stage is None:
         raise InvalidInput("token", f"{token} is not staged on this connection")
     _digests([digest])
+    if size_bytes > CHUNK_BYTES_MAX:
+        raise InvalidInput("size", f"{size_bytes} is more than {CHUNK_BYTES_MAX}")
     if os.fstat(stage.fd).st_size != size_bytes:
         raise InvalidInput("size", f"the staged file does not hold {size_bytes} bytes")
     return Content(

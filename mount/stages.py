@@ -68,6 +68,8 @@ class Stages:
     async def write(self, version: Version, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
         stage = await self._start(version)
+        if offset > version.size_bytes:  # a hole costs nothing to make, but all of it is hashed
+            self._check_length(stage, offset + len(data))
         await self._reserve(version, stage, len(data))
         version.is_dirty = True
         if version.growing is not None and version.growing.size_bytes != offset:
@@ -92,6 +94,7 @@ class Stages:
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self._node.stage(), 0)
         stage = await self._start(version)
+        self._check_length(stage, size_bytes)
         if version.size_bytes - size_bytes > _TRUNCATE_INLINE_BYTES_MAX:
             await trio.to_thread.run_sync(os.ftruncate, stage.fd, size_bytes)
         else:
@@ -155,6 +158,11 @@ class Stages:
             stage = self._node.stage()
         self.adopt(version, stage, size_bytes)
         return stage
+
+    def _check_length(self, stage: Stage, size_bytes: int) -> None:
+        """EFBIG for a file that its directory could never hold, holes or not."""
+        if not self._node.space.fits_ever(stage.directory, size_bytes):
+            raise NamespaceError(errno.EFBIG)
 
     async def _reserve(self, version: Version, stage: Stage, size_bytes: int) -> None:
         """Have room for `size_bytes` more. What counts is what the file takes on disk."""

@@ -13,6 +13,7 @@ files: that costs misses, never wrong bytes.
 """
 
 import errno
+import logging
 import os
 import stat
 import time
@@ -57,7 +58,14 @@ from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, ch
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
 _COMMIT_BYTES = MIB  # what a transaction may write: with less room left, room is what it lacked
+log = logging.getLogger(__name__)
+
 _LOCK_BYTES = 2 * PAGE_BYTES
+DISTRUST_MARK = "distrusted"  # in the database's directory, once a damaged page was met
+_DAMAGE = (
+    lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError,
+    lmdb.BadTxnError,  # what a read says after the first of those
+)  # fmt: skip
 _NO_ROOM = "the disk has no room for metadata: free some, or raise min_free"
 
 
@@ -116,6 +124,9 @@ class LmdbEngine:
                 if is_new:
                     now_ns = time.time_ns() if now_ns is None else now_ns
                     _lay_out(txn, tables, root_uid, root_gid, now_ns)
+        except _DAMAGE as error:
+            env.close()
+            raise _distrust(directory, error) from error
         except lmdb.Error as error:
             env.close()
             raise _failure(error, directory) from error
@@ -140,8 +151,11 @@ class LmdbEngine:
 
     @contextmanager
     def _reading(self) -> Iterator[View]:
-        with self._env.begin(self._tables.dirent) as txn:
-            yield View(txn, self._tables, self._cache)
+        try:
+            with self._env.begin(self._tables.dirent) as txn:
+                yield View(txn, self._tables, self._cache)
+        except _DAMAGE as error:
+            raise _distrust(self._directory, error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[Batch]:
@@ -150,6 +164,8 @@ class LmdbEngine:
                 batch = Batch(txn, self._tables, self._cache)
                 yield batch
                 batch.finish()
+        except _DAMAGE as error:
+            raise _distrust(self._directory, error) from error
         except lmdb.Error as error:
             raise _failure(error, self._directory) from error
         batch.committed()
@@ -448,6 +464,15 @@ def find_damage(directory: Path) -> str | None:
     except lmdb.Error as error:
         return f"{file} is damaged ({error})"
     return None
+
+
+def _distrust(directory: Path, error: lmdb.Error) -> Corrupt:
+    """Note, for the next start, that the database is damaged."""
+    (directory / DISTRUST_MARK).touch()
+    log.error("the metadata is damaged (%s); a restart rebuilds it from chunk files", error)
+    return Corrupt(
+        str(directory), f"a page of it is damaged ({error}); restart the node to rebuild it"
+    )
 
 
 def _failure(error: lmdb.Error, directory: Path) -> KvfsError:

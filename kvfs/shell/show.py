@@ -135,7 +135,7 @@ def _lines(
         ]
     if header is not None:
         pairs += [
-            ("model", f"{header.model}, fingerprint {header.fingerprint}"),
+            ("model", f"{escape(header.model.encode())}, fingerprint {header.fingerprint}"),
             ("engine", header.engine),
             ("token ids", "stored" if header.token_ids is not None else "not stored"),
             ("payload", f"{size_text(payload_bytes(header))}, digest {header.digest.hex()}"),
@@ -147,7 +147,7 @@ def _lines(
             [["tensor", "dtype", "shape", "size"]]
             + [
                 [
-                    t.name,
+                    escape(t.name.encode()),
                     t.dtype,
                     "x".join(map(str, t.shape)) or "scalar",
                     size_text(_tensor_bytes(t)),

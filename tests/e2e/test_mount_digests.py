@@ -1,5 +1,6 @@
 """The digest that is ready at a close is the one of the file's bytes, however they were written."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,6 +18,27 @@ def put(path: Path, parts: list[tuple[int, bytes]], size_bytes: int | None) -> N
     if size_bytes is not None:
         os.ftruncate(fd, size_bytes)
     os.close(fd)
+
+
+def test_a_length_that_no_directory_holds_is_refused(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    """Holes cost nothing to make, but a close() hashes them."""
+    mount: MountProcess = start_mount(config="max_bytes = 67108864\n")
+    path = mount.mountpoint / "sparse"
+    with open(path, "wb") as file:
+        file.write(b"kept")
+        file.flush()
+        for size_bytes in (1 << 40, 1 << 62):
+            with pytest.raises(OSError) as refused:
+                os.ftruncate(file.fileno(), size_bytes)
+            assert refused.value.errno == errno.EFBIG
+        with pytest.raises(OSError) as refused:
+            os.pwrite(file.fileno(), b"x", 1 << 40)
+        assert refused.value.errno == errno.EFBIG
+    with pytest.raises(OSError):
+        os.truncate(path, 1 << 40)
+    assert path.read_bytes() == b"kept"
+    os.truncate(path, 1 << 20)
+    assert path.stat().st_size == 1 << 20
 
 
 @pytest.mark.parametrize(

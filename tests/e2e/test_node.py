@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from kvfs.client import Client, OpenFile, Staged, StagedFile
-from kvfs.errors import InvalidInput, NamespaceError, OutOfSpace, Unavailable
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from tests.processes import allocated_bytes, wait_until
 
 MIB = 1024 * 1024
@@ -205,6 +205,44 @@ def test_damaged_metadata_is_set_aside_and_rebuilt(start_node, damage: str) -> N
         assert client.status()["blobs"] == 1
 
 
+def test_damaged_pages_end_in_a_rebuild(start_node) -> None:
+    node = start_node(allow=".")
+    with Client(node.store) as client:
+        for number in range(2000):
+            store_bytes(client, b"d%d/f%d" % (number % 7, number), b"x")
+        database = node.store / "meta" / "data.mdb"
+        with open(database, "r+b") as file:  # what the node has mapped
+            for page in range(20, database.stat().st_size // 4096):
+                file.seek(page * 4096)
+                file.write(b"\x55" * 4096)
+        with pytest.raises(Corrupt, match="restart the node"):
+            for number in range(2000):
+                client.lookup([b"d%d/f%d" % (number % 7, number)])
+    node.kill()
+    start_node(store=node.store, allow="rebuilding names")
+    with Client(node.store) as client:
+        store_bytes(client, b"plain", b"y")
+        assert load_bytes(client, b"plain") == b"y"
+        assert client.status()["blobs"] == 1
+
+
+def test_a_client_that_writes_more_than_it_staged_for_keeps_the_limit(start_node) -> None:
+    node = start_node(config=f"max_bytes = {8 * MIB}\n")
+    with Client(node.store) as client:
+        (staged,) = client.stage([0])
+        os.ftruncate(staged.fd, 2 << 30)
+        with pytest.raises(InvalidInput, match="is more than"):
+            client.publish([StagedFile(staged.token, b"huge", bytes(16), 2 << 30, None)])
+        os.close(staged.fd)
+        (staged,) = client.stage([0])
+        data = os.urandom(12 * MIB)
+        os.write(staged.fd, data)
+        with pytest.raises(OutOfSpace):
+            client.publish([StagedFile(staged.token, b"much", digest_of(data), len(data), None)])
+        os.close(staged.fd)
+        assert client.lookup([b"huge", b"much"]) == [None, None]
+
+
 def test_a_vanished_client_leaves_nothing(start_node) -> None:
     node = start_node()
     with Client(node.store) as client:
@@ -235,7 +273,7 @@ def test_a_corrupt_file_is_quarantined_and_written_again(start_node) -> None:
         assert client.report_corrupt(digest_of(data)) is False
 
 
-@pytest.mark.parametrize("damage", ["remove", "truncate", "empty"])
+@pytest.mark.parametrize("damage", ["remove", "truncate", "empty", "fifo", "link"])
 def test_a_damaged_blob_is_a_miss_at_open(start_node, damage: str) -> None:
     node = start_node(allow="lost its file|wrong length")
     data = os.urandom(10_000)
@@ -243,12 +281,17 @@ def test_a_damaged_blob_is_a_miss_at_open(start_node, damage: str) -> None:
     with Client(node.store) as client:
         store_bytes(client, b"f", data)
         blob = node.store / "blobs" / name[:2] / name[2:4] / name
-        if damage == "remove":
-            blob.unlink()
-        else:
+        if damage in ("truncate", "empty"):
             os.truncate(blob, 5000 if damage == "truncate" else 0)
+        else:
+            blob.unlink()
+        if damage == "fifo":
+            os.mkfifo(blob)
+        elif damage == "link":
+            blob.symlink_to("/nowhere")
         assert client.open([b"f"]) == [None]
         assert client.lookup([b"f"]) == [None]
+        assert client.gc()["orphan_blobs"] == (damage in ("fifo", "link"))
         store_bytes(client, b"f", data)
         assert load_bytes(client, b"f") == data
 
