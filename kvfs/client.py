@@ -336,8 +336,7 @@ class Client:
         except OSError as error:
             self._back_off()
             raise Unavailable(
-                f"{self._store}: no node answers ({error.strerror or error});"
-                " start one with kvfs mount or kvfs serve"
+                f"{self._store}: no node answers ({error.strerror or error}); {_advice(error)}"
             ) from error
         self._backoff_s = 0.0
         return self._connection
@@ -359,6 +358,15 @@ class Client:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _advice(error: OSError) -> str:
+    """What to do about a node that cannot be spoken to."""
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return "start one with kvfs mount or kvfs serve"
+    if isinstance(error, PermissionError):
+        return "run as its user, or let others in with socket_mode in kvfs.toml"
+    return "there is one, which is stopped, stuck or has too many clients; see node.log"
 
 
 class _Connection:

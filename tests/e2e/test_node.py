@@ -1,6 +1,7 @@
 """A real node process and real clients: descriptors, dedup, limits, several processes at once."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,19 @@ def test_two_nodes_cannot_own_one_store(start_node) -> None:
 def test_a_client_without_a_node_is_told_so(tmp_path: Path) -> None:
     with Client(tmp_path) as client, pytest.raises(Unavailable, match="kvfs serve"):
         client.lookup([b"a"])
+
+
+def test_a_node_that_hangs_is_not_called_missing(start_node) -> None:
+    node = start_node()
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        with (
+            Client(node.store, deadline_s=0.5) as client,
+            pytest.raises(Unavailable, match="there is one, which is stopped"),
+        ):
+            client.status()
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
 
 
 def test_a_store_with_a_long_path_works(start_node, tmp_path: Path) -> None:
