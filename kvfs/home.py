@@ -4,6 +4,7 @@ A configuration is a TOML file; every key has a default, an unknown key is an er
 `kvfs.config.parse_size` takes them; `max_bytes` and `min_free` may also be a share ("5%").
 """
 
+import json
 import math
 import os
 import re
@@ -103,6 +104,22 @@ def check_directory(path: Path) -> None:
         there = there.parent
     if file_system_of(there) == "fuse.kvfs":
         raise InvalidInput(str(path), "lies in a mount of kvfs; name a directory on a disk")
+
+
+def refuse_part(home: Path) -> None:
+    """Raise `InvalidInput` when a directory is one of another store's, and so none by itself."""
+    mark = home / PART_MARK
+    try:
+        store = json.loads(mark.read_text(encoding="utf-8"))["store"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        store = "a store that the damaged mark does not name"
+    raise InvalidInput(
+        str(home),
+        f"is a part of {store}; name that first, or remove {PART_MARK} from here to give up what"
+        " the other keeps in this directory",
+    )
 
 
 def file_system_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:

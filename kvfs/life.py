@@ -18,10 +18,11 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
+from kvfs.home import refuse_part
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
 from kvfs.node import Node
-from kvfs.roster import Known, mark_part, read_roster, refuse_part, write_roster
+from kvfs.roster import Known, mark_part, read_roster, write_roster
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)

@@ -71,22 +71,6 @@ def mark_part(part: BlobDirectory, home: BlobDirectory) -> None:
         _write_whole(mark, text)
 
 
-def refuse_part(home: Path) -> None:
-    """Raise `InvalidInput` when a directory is one of another store's, and so none by itself."""
-    mark = home / PART_MARK
-    try:
-        store = json.loads(mark.read_text(encoding="utf-8"))["store"]
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        store = "a store that the damaged mark does not name"
-    raise InvalidInput(
-        str(home),
-        f"is a part of {store}; name that first, or remove {PART_MARK} from here to give up what"
-        " the other keeps in this directory",
-    )
-
-
 def _write_whole(file: Path, text: str) -> None:
     draft = file.with_suffix(".new")
     draft.write_text(text, encoding="utf-8")

@@ -168,8 +168,9 @@ async def serve_mount(
 
 def _explain(error: Unavailable, config: Config) -> Unavailable:
     """Say how a store that another node owns is served."""
+    home = os.path.realpath(config.home)
     for entry in find_mounts():
-        if entry.store == config.home:
+        if os.path.realpath(entry.store) == home:
             return Unavailable(
                 f"{config.home} is mounted at {entry.mountpoint} already; use that,"
                 " or kvfs umount it first"

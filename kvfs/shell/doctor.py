@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.home import file_system_of, is_store
+from kvfs.errors import InvalidInput
+from kvfs.home import file_system_of, is_store, load_config_of_store, refuse_part
 from kvfs.shell.locate import FindMounts
 from kvfs.shell.render import size_text
 
@@ -313,12 +314,23 @@ def check_store(store: Path) -> Iterator[Finding]:
         yield Finding("store", Level.FAIL, f"{store} is not writable", advice)
         return
     yield Finding("store", Level.OK, str(store))
+    yield check_configuration(store)
     yield check_file_system(file_system_of(store))
     yield check_room(store)
     yield from check_scratch_file(store)
     is_running, finding = check_node(store)
     yield finding
     yield check_staging(store, is_running)
+
+
+def check_configuration(store: Path) -> Finding:
+    """Whether a node could start with what the store says of itself."""
+    try:
+        load_config_of_store([store])
+        refuse_part(store)
+    except InvalidInput as error:
+        return Finding("settings", Level.FAIL, str(error), "no node starts before this is mended")
+    return Finding("settings", Level.OK, "can be followed")
 
 
 def check_file_system(kind: str) -> Finding:

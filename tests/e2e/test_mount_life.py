@@ -106,9 +106,11 @@ def test_a_place_or_store_that_is_taken(where: Path, tmp_path: Path, start_node:
     done = kvfs("mount", where, "--store", tmp_path / "other")
     assert done.returncode == 2
     assert "is mounted here already" in done.stderr
-    done = kvfs("mount", tmp_path / "second", "--store", tmp_path / "store")
-    assert done.returncode == 2
-    assert f"is mounted at {where} already" in done.stderr
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    for store in ("store", "link"):
+        done = kvfs("mount", tmp_path / "second", "--store", tmp_path / store)
+        assert done.returncode == 2
+        assert f"is mounted at {where} already" in done.stderr
     start_node(tmp_path / "served")
     done = kvfs("mount", tmp_path / "second", "--store", tmp_path / "served")
     assert done.returncode == 2

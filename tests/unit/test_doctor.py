@@ -91,6 +91,16 @@ def test_a_stopped_store_is_fine(store: Path) -> None:
     assert sorted(item.name for item in store.iterdir()) == ["staging", "store.json"]
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("kvfs.toml", "max_byte = 1"), ("part.json", '{"store": "/other", "id": "a"}')],
+)
+def test_a_store_that_cannot_start_is_told(store: Path, file: str, text: str) -> None:
+    assert levels(doctor.check_store(store))["settings"] is Level.OK
+    (store / file).write_text(text)
+    assert levels(doctor.check_store(store))["settings"] is Level.FAIL
+
+
 def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
     (store / "staging" / "a.b.1").touch()
     assert levels(doctor.check_store(store))["staging"] is Level.WARN
