@@ -6,6 +6,7 @@ would see blobs that no metadata knows, and take them for garbage.
 """
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import DirectoryConfig
 from kvfs.errors import InvalidInput
 from kvfs.home import PART_MARK, parse_limit, show_limit
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,11 @@ def mark_part(part: BlobDirectory, home: BlobDirectory) -> None:
     """Let a directory say whose it is."""
     mark = part.path / PART_MARK
     text = json.dumps({"store": os.fspath(home.path), "id": home.store_id}) + "\n"
-    if not mark.exists() or mark.read_text(encoding="utf-8") != text:
-        _write_whole(mark, text)
+    try:
+        if not mark.exists() or mark.read_text(encoding="utf-8") != text:
+            _write_whole(mark, text)
+    except (OSError, UnicodeDecodeError) as error:  # a full disk serves all the same
+        log.warning("%s: cannot be marked as a part of %s: %s", part.path, home.path, error)
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -26,7 +26,7 @@ from mount.freshness import Freshness
 from mount.handles import Opened, OpenFiles
 from mount.lingering import Lingering
 from mount.numbers import VIEW_BASE
-from mount.passthrough import IS_PATCHED, BackingIds, find_obstacle_in_mount
+from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
 from mount.removed import RemovedDirectories
 from mount.view import VIEW_NAME, View
 
@@ -432,5 +432,6 @@ def _file_info(opened: Opened) -> pyfuse3.FileInfo:
     info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
     if IS_PATCHED:
         info.backing_id = opened.backing_id
+    if HAS_NOFLUSH:
         info.noflush = not opened.is_writer
     return info

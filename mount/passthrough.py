@@ -35,6 +35,7 @@ _CAP_SYS_ADMIN = 21
 
 # Whether this pyfuse3 has our patches; the stock one has no such attribute, nor do its types.
 IS_PATCHED = hasattr(pyfuse3, "passthrough_enabled")
+HAS_NOFLUSH = hasattr(pyfuse3.FileInfo, "noflush")  # an older patched one, left by set-up, has not
 
 Ioctl = Callable[[int, int, bytearray], int]
 

@@ -62,10 +62,9 @@ log = logging.getLogger(__name__)
 
 _LOCK_BYTES = 2 * PAGE_BYTES
 DISTRUST_MARK = "distrusted"  # in the database's directory, once a damaged page was met
-_DAMAGE = (
-    lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError,
-    lmdb.BadTxnError,  # what a read says after the first of those
-)  # fmt: skip
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
+# A read says BadTxnError after the first of those; a write, after whatever ended it.
+_DAMAGE_READ = (*_DAMAGE, lmdb.BadTxnError)
 _NO_ROOM = "the disk has no room for metadata: free some, or raise min_free"
 
 
@@ -154,7 +153,7 @@ class LmdbEngine:
         try:
             with self._env.begin(self._tables.dirent) as txn:
                 yield View(txn, self._tables, self._cache)
-        except _DAMAGE as error:
+        except _DAMAGE_READ as error:
             raise _distrust(self._directory, error) from error
 
     @contextmanager

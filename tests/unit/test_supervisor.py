@@ -25,12 +25,15 @@ def test_a_state_arrives(
 
 
 @pytest.mark.parametrize("address", [None, "", "nonsense", "vsock:2:5"])
-def test_no_supervisor(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_supervisor(
+    address: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     if address is None:
         monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     else:
         monkeypatch.setenv("NOTIFY_SOCKET", address)
     tell_supervisor("READY=1")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_supervisor_that_has_gone(
