@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link, is_chunk_size
-from gpu_bridge.plan import Geometry, Place, chunk_paths, presence
+from gpu_bridge.plan import Geometry, Place, chunk_keys, presence
 from kvfs.config import BRIDGE_LOOKUPS_MAX, BRIDGE_PROBE_INTERVAL_S
 from kvfs.names import KV_DIRECTORY
 
@@ -104,8 +104,8 @@ class LookupService:
 
     def _ask(self, lookup: Lookup) -> Answer:
         began_s = time.monotonic()
-        paths = chunk_paths(lookup.place, self._geometry, lookup.hashes)
-        sizes = self._link.ask(lambda client: client.lookup(paths))
+        keys = chunk_keys(self._geometry, lookup.hashes)
+        sizes = self._link.ask(lambda client: client.lookup_chunks(lookup.place.namespace, keys))
         self._counters.add("lookup_seconds", time.monotonic() - began_s)
         self._counters.add("lookups")
         if sizes is None:

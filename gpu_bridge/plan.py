@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvfs.config import BRIDGE_CHUNK_TOKENS
 from kvfs.errors import InvalidInput
-from kvfs.names import chunk_key, chunk_path
+from kvfs.names import ChunkKeys
 
 NULL_BLOCK = 0
 
@@ -130,18 +130,14 @@ def hashed_chunks(geometry: Geometry, hashes: Sequence[bytes]) -> int:
     return len(hashes) * geometry.hash_tokens // geometry.chunk_tokens
 
 
-def chunk_paths(place: Place, geometry: Geometry, chunk_hashes: Sequence[bytes]) -> list[bytes]:
-    """The paths of chunks, for each chunk all groups, for each group all shards."""
-    return [
-        chunk_path(place.namespace, chunk_key(chunk, group.index, shard))
-        for chunk in chunk_hashes
-        for group in geometry.groups
-        for shard in range(geometry.shards)
-    ]
+def chunk_keys(geometry: Geometry, chunk_hashes: Sequence[bytes]) -> ChunkKeys:
+    """The keys of chunks, for each chunk all groups, for each group all shards."""
+    parts = [(group.index, shard) for group in geometry.groups for shard in range(geometry.shards)]
+    return ChunkKeys(b"".join(chunk_hashes), len(chunk_hashes[0]), tuple(parts))
 
 
 def presence(geometry: Geometry, found: Sequence[bool]) -> list[tuple[bool, ...]]:
-    """Fold an answer in the order of `chunk_paths`: for each chunk, which groups are whole, which
+    """Fold an answer in the order of `chunk_keys`: for each chunk, which groups are whole, which
     means that every shard is there."""
     parts = len(geometry.groups) * geometry.shards
     return [

@@ -29,6 +29,7 @@ from kvfs.config import (
 )
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
+from kvfs.names import ChunkKeys
 from kvfs.start import start_node
 from kvfs.wire import (
     PROTOCOL,
@@ -37,6 +38,7 @@ from kvfs.wire import (
     Request,
     decode_reply,
     encode_request,
+    pack_chunk_keys,
     pack_record,
     unpack_chunk_entry,
     unpack_entry,
@@ -136,6 +138,14 @@ class Client:
         for batch in _batches(paths, BATCH_ITEMS_MAX):
             sizes += self._call("sizes", batch)[0]
         return sizes
+
+    def lookup_chunks(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
+        """As `lookup`, for chunks of `kv/<model>@<fingerprint>`: in half the time."""
+        return [
+            size
+            for batch in keys.batches(BATCH_ITEMS_MAX)
+            for size in self._call("chunk_sizes", namespace, *pack_chunk_keys(batch))[0]
+        ]
 
     def open(self, paths: Sequence[bytes], *, is_use: bool = True) -> list[OpenFile | None]:
         """Open published files for reading, which counts as a use (the first as the most recent)

@@ -8,12 +8,13 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
+from kvfs.config import NAME_BYTES_MAX, PATH_BYTES_MAX
 from kvfs.errors import InvalidInput
-from kvfs.meta.contract import NAME_BYTES_MAX, PATH_BYTES_MAX
 
 KV_DIRECTORY = b"kv"
 RESERVED_NAME = b".kvfs"  # at the root: where a mount shows what the node says of itself
@@ -177,6 +178,47 @@ def chunk_path(namespace: bytes, key: str) -> bytes:
         raise InvalidInput(f"key {key[:80]!r}", "must be <hash in hex>-g<group>-s<shard>")
     name = key.encode()
     return b"%b/%b/%b.safetensors" % (namespace, name[:2], name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeys:
+    """Many keys in little room: for each block hash, in order, one of every part.
+
+    `hashes`: joined, each of `hash_bytes`. `parts`: (group, shard). Raises `InvalidInput`.
+    """
+
+    hashes: bytes
+    hash_bytes: int
+    parts: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hash_bytes <= BLOCK_HASH_BYTES_MAX or len(self.hashes) % self.hash_bytes:
+            raise InvalidInput(
+                "block hashes",
+                f"{len(self.hashes)} bytes cannot be cut into hashes of {self.hash_bytes}",
+            )
+        for group, shard in self.parts:
+            if not (0 <= group <= PART_MAX and 0 <= shard <= PART_MAX):
+                raise InvalidInput(f"group {group}, shard {shard}", f"must be 0 to {PART_MAX}")
+
+    def __len__(self) -> int:
+        return len(self.hashes) // self.hash_bytes * len(self.parts)
+
+    def batches(self, limit: int) -> Iterator["ChunkKeys"]:
+        """These keys in order, at most `limit` at a time but all the parts of a hash together."""
+        step = max(1, limit // max(1, len(self.parts))) * self.hash_bytes
+        for start in range(0, len(self.hashes), step):
+            yield ChunkKeys(self.hashes[start : start + step], self.hash_bytes, self.parts)
+
+    def file_names(self) -> list[bytes]:
+        """What the files are called; their directory is the first two characters of that."""
+        digits, width = self.hashes.hex().encode(), 2 * self.hash_bytes
+        tails = [b"-g%d-s%d.safetensors" % part for part in self.parts]
+        return [
+            digits[start : start + width] + tail
+            for start in range(0, len(digits), width)
+            for tail in tails
+        ]
 
 
 def parse_chunk_path(path: bytes) -> tuple[bytes, str] | None:

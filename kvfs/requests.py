@@ -29,6 +29,7 @@ from kvfs.wire import (
     pack_chunk_entry,
     pack_entry,
     pack_record,
+    unpack_chunk_keys,
     unpack_record,
 )
 
@@ -99,10 +100,20 @@ def _digests(values: list[Any]) -> list[bytes]:
 
 
 async def _sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    sizes = session.node.meta.sizes(_paths(arguments[0]))
-    counters = session.node.counters
-    counters.lookups += len(sizes)
-    counters.lookup_hits += len(sizes) - sizes.count(None)
+    return _counted(session.node, session.node.meta.sizes(_paths(arguments[0])))
+
+
+async def _chunk_sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    namespace, *fields = arguments
+    keys = unpack_chunk_keys(fields)
+    if len(keys) > BATCH_ITEMS_MAX:
+        raise InvalidInput("keys", f"are {len(keys)}; ask for at most {BATCH_ITEMS_MAX} at a time")
+    return _counted(session.node, session.node.meta.chunk_sizes(namespace, keys))
+
+
+def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
+    node.counters.lookups += len(sizes)
+    node.counters.lookup_hits += len(sizes) - sizes.count(None)
     return sizes
 
 
@@ -379,6 +390,7 @@ async def _status(session: Session, arguments: list[Any], descriptors: list[int]
 _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "hello": ((int,), _hello),
     "sizes": ((list,), _sizes),
+    "chunk_sizes": ((bytes, bytes, int, list), _chunk_sizes),
     "open": ((list, bool), _open),
     "stage": ((list,), _stage),
     "discard": ((list,), _discard),

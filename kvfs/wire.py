@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from kvfs.config import FRAME_BYTES_MAX
+from kvfs.config import BATCH_ITEMS_MAX, FRAME_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
+from kvfs.names import ChunkKeys
 
-PROTOCOL = 1
+PROTOCOL = 2
 _PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 
@@ -175,6 +176,22 @@ def unpack_chunk_entry(value: Any) -> ChunkEntry:
         case [list(info), list(inode)]:
             return ChunkEntry(unpack_record(ChunkInfo, info), unpack_record(Inode, inode))
     raise InvalidInput("chunk entry", "is not [chunk, inode]")
+
+
+def pack_chunk_keys(keys: ChunkKeys) -> list[Any]:
+    return [keys.hashes, keys.hash_bytes, [list(part) for part in keys.parts]]
+
+
+def unpack_chunk_keys(values: Any) -> ChunkKeys:
+    """The keys again. Raises `InvalidInput`."""
+    match values:
+        case [bytes(hashes), int(hash_bytes), list(parts)]:
+            check_batch(parts, list, BATCH_ITEMS_MAX, "parts")
+            for part in parts:
+                if list(map(type, part)) != [int, int]:
+                    raise InvalidInput("part", f"{part!r:.80} is not [group, shard]")
+            return ChunkKeys(hashes, hash_bytes, tuple(map(tuple, parts)))
+    raise InvalidInput("keys", "are not hashes, their length and parts")
 
 
 def check_batch(values: Sequence[Any], kind: type, limit: int, what: str) -> None:

@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import trio
 
-from kvfs.config import PAGE_BYTES
+from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES
 from kvfs.errors import KvfsError, NamespaceError
-from kvfs.meta.contract import NAME_BYTES_MAX, ROOT_INO, Changes, Entry, Inode, RenameMode
+from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
 from kvfs.node import Node
 from mount.attributes import attributes
 from mount.directories import Listed, OpenDirectory

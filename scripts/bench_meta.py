@@ -4,7 +4,8 @@
 usage: bench_meta.py [--files 100000] [--dir DIR] [--json]
 
 Makes a store with that many chunk-named files and measures, in turns, a batch look-up of 1,000
-random keys and 1,000 os.stat calls on files of the same number on the same disk; then the time from
+random keys, as the bridge asks and as paths, and 1,000 os.stat calls on files of the same number on
+the same disk; then the time from
 the start of a new `kvfs serve` to a client's first hit, and (as root, with /dev/fuse) of a new
 `kvfs mount` to the first file seen in it. Prints medians; everything it makes is removed.
 """
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
 from kvfs.errors import Unavailable  # noqa: E402
+from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402  (path first)
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.node_rig import node_of  # noqa: E402
 
@@ -37,9 +39,12 @@ STARTS = 5
 NAMESPACE = b"kv/bench@0123456789abcdef0123456789abcdef"
 
 
+def block_hash(number: int) -> bytes:
+    return xxhash.xxh3_128_digest(number.to_bytes(8, "little")) * 2
+
+
 def key_path(number: int) -> bytes:
-    key = xxhash.xxh3_128_hexdigest(number.to_bytes(8, "little")) * 2
-    return b"%s/%s/%s-g0-s0.safetensors" % (NAMESPACE, key[:2].encode(), key.encode())
+    return chunk_path(NAMESPACE, chunk_key(block_hash(number), 0, 0))
 
 
 def fill(client: Client, files: int) -> None:
@@ -84,24 +89,27 @@ def has_hit(store: Path, path: bytes) -> bool:
         return False
 
 
-def measure_lookups(
-    client: Client, files: int, paths: list[str], rounds: int
-) -> tuple[float, float]:
-    """Median seconds of a batch look-up and of as many os.stat calls, in turns."""
+def measure_lookups(client: Client, files: int, paths: list[str], rounds: int) -> dict[str, float]:
+    """Median milliseconds of a batch look-up by keys, one by paths, and as many os.stat calls."""
     rng = random.Random(1)
-    batch_s, stat_s = [], []
+    spent_ms: dict[str, list[float]] = {"lookup_1000_ms": [], "by_path_ms": [], "stat_1000_ms": []}
     for _ in range(rounds):
+        hashes = b"".join(block_hash(rng.randrange(files)) for _ in range(BATCH))
         keys = [key_path(rng.randrange(files)) for _ in range(BATCH)]
-        began = time.perf_counter()
-        sizes = client.lookup(keys)
-        batch_s.append(time.perf_counter() - began)
-        assert None not in sizes
         chosen = rng.choices(paths, k=BATCH)
         began = time.perf_counter()
+        found = client.lookup_chunks(NAMESPACE, ChunkKeys(hashes, 32, ((0, 0),)))
+        after_keys = time.perf_counter()
+        found += client.lookup(keys)
+        after_paths = time.perf_counter()
         for path in chosen:
             os.stat(path)
-        stat_s.append(time.perf_counter() - began)
-    return statistics.median(batch_s), statistics.median(stat_s)
+        ended = time.perf_counter()
+        assert None not in found
+        spent_ms["lookup_1000_ms"].append((after_keys - began) * 1e3)
+        spent_ms["by_path_ms"].append((after_paths - after_keys) * 1e3)
+        spent_ms["stat_1000_ms"].append((ended - after_paths) * 1e3)
+    return {name: statistics.median(values) for name, values in spent_ms.items()}
 
 
 def run(files: int, base: Path | None) -> dict[str, float]:
@@ -111,13 +119,12 @@ def run(files: int, base: Path | None) -> dict[str, float]:
         with node_of(store), Client(store) as client:
             fill(client, files)
             paths = [os.fspath(path) for path in (store / "blobs").glob("*/*/*")]
-            batch_s, stat_s = measure_lookups(client, files, paths, 200)
+            spent_ms = measure_lookups(client, files, paths, 200)
         serve = ["serve", "--store", os.fspath(store)]
         wanted = key_path(files // 2)
         result = {
             "files": files,
-            "lookup_1000_ms": batch_s * 1e3,
-            "stat_1000_ms": stat_s * 1e3,
+            **spent_ms,
             "serve_first_hit_s": time_start(serve, partial(has_hit, store, wanted)),
         }
         if os.geteuid() == 0 and os.path.exists("/dev/fuse"):

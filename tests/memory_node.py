@@ -9,6 +9,7 @@ from kvfs.client import OpenFile, Staged, StagedFile
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace, Unavailable
 from kvfs.meta.contract import ChunkInfo
+from kvfs.names import ChunkKeys
 
 Result = TypeVar("Result")
 
@@ -52,6 +53,9 @@ class MemoryNode:
     def lookup(self, paths: Sequence[bytes]) -> list[int | None]:
         self._note("lookup")
         return [len(self.files[path]) if path in self.files else None for path in paths]
+
+    def lookup_chunks(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
+        return self.lookup([b"%b/%b/%b" % (namespace, n[:2], n) for n in keys.file_names()])
 
     def open(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
         self._note("open")

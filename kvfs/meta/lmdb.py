@@ -54,6 +54,7 @@ from kvfs.meta.contract import (
 )
 from kvfs.meta.records import State, pack_ordered
 from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, check_name
+from kvfs.names import ChunkKeys
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
@@ -194,6 +195,20 @@ class LmdbEngine:
     def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
         with self._reading() as view:
             return [size - 1 if size else None for size in self._dirents(view, paths)[1::2]]
+
+    def chunk_sizes(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
+        with self._reading() as view:
+            known, root = self._directories.get, namespace.strip(b"/") + b"/"
+            missing: dict[bytes, bytes] = {}
+            get, nothing = view.txn.get, records.NO_DIRENT
+            found = []
+            for name in keys.file_names():
+                leaf = root + name[:2]
+                prefix = known(leaf) or missing.get(leaf)
+                if prefix is None:
+                    prefix = missing[leaf] = self._find_directory(view, leaf)
+                found.append(get(prefix + name, nothing))
+            return [size - 1 if size else None for size in records.unpack_dirents(found)[1::2]]
 
     def _dirents(self, view: View, paths: Sequence[bytes]) -> tuple[int, ...]:
         """The directory entries of paths from the root: number and size field of each in turn.

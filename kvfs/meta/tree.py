@@ -9,11 +9,11 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvfs.config import PATH_BYTES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
-    PATH_BYTES_MAX,
     ROOT_INO,
     Changes,
     Inode,

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from kvfs.config import META_INODES_CACHED_MAX
+from kvfs.config import META_INODES_CACHED_MAX, NAME_BYTES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta import records
 from kvfs.meta.contract import (
     DIGEST_BYTES,
-    NAME_BYTES_MAX,
     ROOT_INO,
     Blob,
     Candidate,

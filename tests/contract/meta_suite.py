@@ -20,6 +20,7 @@ from kvfs.meta.contract import (
     RenameMode,
     Usage,
 )
+from kvfs.names import ChunkKeys, chunk_key, chunk_path
 
 DIRECTORY = stat.S_IFDIR | 0o755
 FILE = stat.S_IFREG | 0o644
@@ -192,6 +193,21 @@ class MetaSuite:
         assert meta.sizes([b"f", b"g", b"h"]) == [102, None, 102]
         meta.lose(digest(2), T0)
         assert meta.sizes([b"f", b"h"]) == [None, None]
+
+    def test_chunk_sizes_are_those_of_their_paths(self, meta: MetaEngine) -> None:
+        hashes = [bytes([n]) * 2 for n in (1, 2, 17)]
+        keys = ChunkKeys(b"".join(hashes), 2, ((0, 0), (1, 10)))
+        paths = [
+            chunk_path(b"kv/m@f", chunk_key(block_hash, *part))
+            for block_hash in hashes
+            for part in keys.parts
+        ]
+        meta.publish([publication(n, path) for n, path in enumerate(paths) if n not in (1, 4)], T0)
+        assert meta.chunk_sizes(b"kv/m@f", keys) == [100, None, 102, 103, None, 105]
+        assert meta.chunk_sizes(b"/kv/m@f/", keys) == [100, None, 102, 103, None, 105]
+        assert meta.chunk_sizes(b"kv/other@f", keys) == [None] * 6
+        assert meta.chunk_sizes(b"", keys) == [None] * 6
+        assert meta.chunk_sizes(b"kv/m@f", ChunkKeys(b"", 2, keys.parts)) == []
 
     def test_entries_resume(self, meta: MetaEngine) -> None:
         names = [b"%02d" % n for n in range(20)]

@@ -11,6 +11,7 @@ import xxhash
 
 from kvfs.client import Client, OpenFile, Staged, StagedFile
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
+from kvfs.names import ChunkKeys, chunk_key, chunk_path
 from tests.processes import allocated_bytes, wait_until
 
 MIB = 1024 * 1024
@@ -48,6 +49,19 @@ def test_what_one_client_publishes_another_reads(start_node, tmp_path: Path) -> 
         assert load_bytes(reader, b"a/b") == b"one"
         store_bytes(writer, b"a/b", b"second")
         assert load_bytes(reader, b"/a/b") == b"second"
+
+
+def test_chunks_are_looked_up_by_their_keys(start_node) -> None:
+    node = start_node()
+    stored = {3, 4096, 5000}  # more than one request takes
+    keys = ChunkKeys(b"".join(b"%04d" % n for n in range(5001)), 4, ((0, 1),))
+    with Client(node.store) as client:
+        for number in stored:
+            key = chunk_key(b"%04d" % number, 0, 1)
+            store_bytes(client, chunk_path(b"kv/m@f", key), b"x" * number)
+        sizes = client.lookup_chunks(b"kv/m@f", keys)
+        assert sizes == [n if n in stored else None for n in range(5001)]
+        assert client.status()["counters"]["lookup_hits"] == 3
 
 
 def test_a_reader_keeps_the_old_version(start_node) -> None:

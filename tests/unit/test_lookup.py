@@ -8,7 +8,7 @@ import pytest
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link
 from gpu_bridge.lookup import LookupService
-from gpu_bridge.plan import Geometry, Group, Place, chunk_paths
+from gpu_bridge.plan import Geometry, Group, Place, chunk_keys
 from kvfs.config import PAGE_BYTES
 from tests.memory_node import MemoryNode
 from tests.processes import wait_until
@@ -44,7 +44,8 @@ def start(node: MemoryNode, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def fill(node: MemoryNode) -> None:
     """The first chunk whole, of the second one shard, and a file too short in the third's place."""
-    paths = chunk_paths(PLACE, GEOMETRY, HASHES)
+    names = chunk_keys(GEOMETRY, HASHES).file_names()
+    paths = [b"%b/%b/%b" % (PLACE.namespace, name[:2], name) for name in names]
     for path in paths[:3]:
         node.put(path, bytes(2 * PAGE_BYTES))
     for path in paths[4:]:

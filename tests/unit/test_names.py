@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvfs.errors import InvalidInput
 from kvfs.names import (
+    ChunkKeys,
     check_name,
     check_path,
     chunk_key,
@@ -161,6 +162,23 @@ def test_bad_keys_are_refused(block_hash: bytes, group: int, shard: int) -> None
 def test_what_is_no_key_is_none(key: str) -> None:
     assert parse_key(key) is None
     assert parse_chunk_path(b"kv/m@f/ab/" + key.encode() + b".safetensors") is None
+
+
+@given(
+    st.lists(st.binary(min_size=3, max_size=3), max_size=9),
+    st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 65535)), max_size=4),
+    st.integers(1, 9),
+)
+def test_keys_in_little_room_name_the_same_files(
+    hashes: list[bytes], parts: list[tuple[int, int]], limit: int
+) -> None:
+    keys = ChunkKeys(b"".join(hashes), 3, tuple(parts))
+    names = [b"%b.safetensors" % chunk_key(h, *part).encode() for h in hashes for part in parts]
+    assert keys.file_names() == names
+    assert len(keys) == len(names)
+    batches = list(keys.batches(limit))
+    assert [name for batch in batches for name in batch.file_names()] == names
+    assert all(len(batch) <= max(limit, len(parts)) for batch in batches)
 
 
 @pytest.mark.parametrize("key", ["", "a", "ab/../../x-g0-s0", "ab-g0-s0/x"])

@@ -8,11 +8,10 @@ from gpu_bridge.plan import (
     Chunk,
     Geometry,
     Group,
-    Place,
     blocks_of_chunk,
     chunk_hash,
+    chunk_keys,
     chunk_of,
-    chunk_paths,
     hashed_chunks,
     hit_end,
     plan_load,
@@ -20,12 +19,11 @@ from gpu_bridge.plan import (
     resolve_chunk_tokens,
 )
 from kvfs.errors import InvalidInput
-from kvfs.names import parse_chunk_path, parse_key
+from kvfs.names import ChunkKeys
 
 FULL = Geometry(256, 128, (Group(0, 128),), shards=1)
 # Full attention in blocks of 64, and a window of 300 tokens in blocks of 32.
 HYBRID = Geometry(128, 32, (Group(0, 64), Group(1, 32, window_tokens=300)), shards=2)
-PLACE = Place(b"kv/m@" + b"0" * 32, "m", "0" * 32)
 
 
 def hashes(count: int) -> list[bytes]:
@@ -59,10 +57,9 @@ def test_a_chunk_is_named_by_the_hash_of_its_last_block() -> None:
     assert chunk_of(FULL, known, 0, FULL.groups[0]).parent == b""
 
 
-def test_paths_and_presence_have_one_order() -> None:
-    paths = chunk_paths(PLACE, HYBRID, [b"\1" * 32, b"\2" * 32])
-    keys = [parse_key(found[1]) for path in paths if (found := parse_chunk_path(path))]
-    assert [key[1:] for key in keys if key] == [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
+def test_keys_and_presence_have_one_order() -> None:
+    keys = chunk_keys(HYBRID, [b"\1" * 32, b"\2" * 32])
+    assert keys == ChunkKeys(b"\1" * 32 + b"\2" * 32, 32, ((0, 0), (0, 1), (1, 0), (1, 1)))
     found = [True] * 8
     found[3] = False  # chunk 0, group 1, shard 1
     assert presence(HYBRID, found) == [(True, False), (True, True)]

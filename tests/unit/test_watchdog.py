@@ -9,7 +9,7 @@ from kvfs.watchdog import LIMIT_VARIABLE, Held, LoopWatch, loop_watch
 
 
 def watch(step: object, *, cpu_limit_s: float = 0.02, blocked_limit_s: float = 0.02) -> list[Held]:
-    """What is reported while one task does one thing."""
+    """What is reported of one task that does one thing. A busy machine may hold up any other."""
     found: list[Held] = []
 
     async def work() -> None:
@@ -24,7 +24,7 @@ def watch(step: object, *, cpu_limit_s: float = 0.02, blocked_limit_s: float = 0
 
     watch = LoopWatch(cpu_limit_s, blocked_limit_s, f"{__name__}.{main.__qualname__}", found.append)
     trio.run(main, instruments=[watch])
-    return found
+    return [held for held in found if held.task == "the culprit"]
 
 
 def compute() -> None:
@@ -39,14 +39,12 @@ def block() -> None:
 
 def test_a_step_that_computes() -> None:
     (held,) = watch(compute)
-    assert held.task == "the culprit"
     assert held.cpu_s >= 0.05
     assert "the culprit: 5" in str(held)
 
 
 def test_a_step_that_is_blocked() -> None:
     (held,) = watch(block)
-    assert held.task == "the culprit"
     assert held.blocked_s > 0.03
     assert held.cpu_s < 0.02
 

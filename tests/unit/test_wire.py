@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvfs.config import FRAME_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
+from kvfs.names import ChunkKeys
 from kvfs.wire import (
     FrameDecoder,
     Reply,
@@ -19,8 +20,10 @@ from kvfs.wire import (
     encode_reply,
     encode_request,
     pack_chunk_entry,
+    pack_chunk_keys,
     pack_entry,
     unpack_chunk_entry,
+    unpack_chunk_keys,
     unpack_entry,
     unpack_record,
 )
@@ -73,6 +76,33 @@ def test_records_come_back_equal() -> None:
     assert unpack_entry(msgpack.unpackb(msgpack.packb(pack_entry(entry)))) == entry
     chunk = ChunkEntry(CHUNK, INODE)
     assert unpack_chunk_entry(msgpack.unpackb(msgpack.packb(pack_chunk_entry(chunk)))) == chunk
+
+
+def test_keys_come_back_equal() -> None:
+    keys = ChunkKeys(b"hash" * 3, 4, ((0, 0), (1, 3)))
+    assert unpack_chunk_keys(msgpack.unpackb(msgpack.packb(pack_chunk_keys(keys)))) == keys
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [b"abc", 2, [[0, 0]]],
+        [b"abc", 0, [[0, 0]]],
+        [b"abc", -3, [[0, 0]]],
+        [b"x" * 65, 65, [[0, 0]]],
+        ["abc", 3, [[0, 0]]],
+        [b"abc", 3, [[0, 0, 0]]],
+        [b"abc", 3, [[0, True]]],
+        [b"abc", 3, [0]],
+        [b"abc", 3, [[0, -1]]],
+        [b"abc", 3, [[65_536, 0]]],
+        [b"abc", 3, [[0, 0]] * 5000],
+    ],
+)
+def test_keys_that_are_none_are_refused(values: object) -> None:
+    with pytest.raises(InvalidInput):
+        unpack_chunk_keys(values)
 
 
 @pytest.mark.parametrize(
