@@ -37,7 +37,7 @@ class Freshness:
         self._node = node
         self._number_of = number_of
         self._names: OrderedDict[Name, None] = OrderedDict()
-        self._inodes: OrderedDict[int, None] = OrderedDict()  # whose attributes changed
+        self._inodes: OrderedDict[int, bool] = OrderedDict()  # whose attributes, or also pages
         self._wake = trio.Event()
         self.dropped = 0
         node.watch(self.note)
@@ -71,7 +71,14 @@ class Freshness:
 
     def expire_attributes(self, number: int) -> None:
         """The kernel must ask for an inode's attributes again."""
-        self._inodes[number] = None
+        self._expire(number, pages=False)
+
+    def expire_pages(self, number: int) -> None:
+        """The kernel must ask for an inode's attributes and bytes again."""
+        self._expire(number, pages=True)
+
+    def _expire(self, number: int, *, pages: bool) -> None:
+        self._inodes[number] = pages or self._inodes.get(number, False)
         if len(self._inodes) > STALE_NAMES_MAX:
             self._inodes.popitem(last=False)
         self._wake.set()
@@ -89,19 +96,19 @@ class Freshness:
             self._wake = trio.Event()
             while self.is_waiting:
                 names = [self._names.popitem(last=False)[0] for _ in range(_take(self._names))]
-                inodes = [self._inodes.popitem(last=False)[0] for _ in range(_take(self._inodes))]
+                inodes = [self._inodes.popitem(last=False) for _ in range(_take(self._inodes))]
                 await trio.to_thread.run_sync(_send, names, inodes)
 
 
-def _take(waiting: OrderedDict[Name, None] | OrderedDict[int, None]) -> int:
+def _take(waiting: OrderedDict[Name, None] | OrderedDict[int, bool]) -> int:
     return min(_BATCH, len(waiting))
 
 
-def _send(names: list[Name], inodes: list[int]) -> None:
+def _send(names: list[Name], inodes: list[tuple[int, bool]]) -> None:
     for parent, name in names:
         _notify(pyfuse3.invalidate_entry, parent, name)
-    for number in inodes:
-        _notify(pyfuse3.invalidate_inode, number, True)
+    for number, pages in inodes:
+        _notify(pyfuse3.invalidate_inode, number, not pages)
 
 
 def _notify(notice: Callable[..., None], *arguments: object) -> None:

@@ -40,6 +40,7 @@ from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from mount.content import OpenBytes
+from mount.kernel import DIRECT_WRITES_ARE_SEEN
 from mount.locks import Held
 from mount.numbers import Numbers
 from mount.passthrough import BackingIds
@@ -56,6 +57,7 @@ class Handle:
 
     version: Version
     is_writer: bool
+    is_direct: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Opened:
     fh: int
     keep_cache: bool
     is_writer: bool  # a close must be told of
+    is_direct: bool  # past the kernel's page cache
     backing_id: int = 0  # 0: served from Python
 
 
@@ -75,11 +78,19 @@ def access_of(flags: int) -> Access:
     return Access.READ if flags & os.O_ACCMODE == os.O_RDONLY else Access.WRITE
 
 
+def writes_direct(flags: int) -> bool:
+    """Whether an open goes past the kernel's page cache, which spares a copy of all that is written
+    and costs who only writes nothing: such a file is neither read nor mapped."""
+    return DIRECT_WRITES_ARE_SEEN and flags & os.O_ACCMODE == os.O_WRONLY
+
+
 class OpenFiles:
     """All open regular files of a mount."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, expire_pages: Callable[[int], None]) -> None:
+        """`expire_pages` has the kernel drop the pages of a number, some time soon."""
         self._node = node
+        self._expire_pages = expire_pages
         self._stages = Stages(node)
         self._versions: dict[int, Version] = {}
         self._handles: dict[int, Handle] = {}
@@ -129,7 +140,9 @@ class OpenFiles:
         backing_id = self._back(version, opening)
         if opening is Opening.OPEN:
             self._note_cached(version)
-        return Opened(self._add(version, is_writer), keep, is_writer, backing_id)
+        is_direct = is_writer and not backing_id and writes_direct(flags)
+        fh = self._add(version, is_writer, is_direct)
+        return Opened(fh, keep, is_writer, is_direct, backing_id)
 
     def _back(self, version: Version, opening: Opening) -> int:
         """Count an open for the kernel's rule on backing files; the id it is served by, or 0."""
@@ -145,7 +158,7 @@ class OpenFiles:
         """A thread looked a file up, perhaps because an open of it was sent back."""
         self._sent_back.note_found(thread, ino)
 
-    def create(self, make: Callable[[], Inode]) -> tuple[Opened, Inode]:
+    def create(self, make: Callable[[], Inode], flags: int) -> tuple[Opened, Inode]:
         """Make a file and open it for writing. Nothing is left when there is no room for it."""
         stage = self._node.stage()
         try:
@@ -158,8 +171,9 @@ class OpenFiles:
         version.is_dirty = True
         self._enter(version, is_writer=True)
         self.backing.enter(version.number, None)
-        opened = Opened(self._add(version, is_writer=True), keep_cache=False, is_writer=True)
-        return opened, inode
+        is_direct = writes_direct(flags)
+        fh = self._add(version, is_writer=True, is_direct=is_direct)
+        return Opened(fh, keep_cache=False, is_writer=True, is_direct=is_direct), inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
@@ -206,6 +220,7 @@ class OpenFiles:
             version.writers += 1
         else:
             version.readers += 1
+        version.is_mixed |= version.readers > 0 and version.writers > 0
         self._node.hold(version.ino)
 
     def _leave(self, version: Version, is_writer: bool) -> None:
@@ -228,9 +243,9 @@ class OpenFiles:
         version.content = None
         self.numbers.settle(version.ino)
 
-    def _add(self, version: Version, is_writer: bool) -> int:
+    def _add(self, version: Version, is_writer: bool, is_direct: bool) -> int:
         self._last_fh += 1
-        self._handles[self._last_fh] = Handle(version, is_writer)
+        self._handles[self._last_fh] = Handle(version, is_writer, is_direct)
         return self._last_fh
 
     async def _open_content(self, version: Version) -> OpenBytes:
@@ -277,9 +292,13 @@ class OpenFiles:
 
     async def write(self, fh: int, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
-        version = self._handles[fh].version
+        handle = self._handles[fh]
+        version = handle.version
         async with Held(version.lock):
             await self._stages.write(version, offset, data)
+        if handle.is_direct and version.is_mixed:
+            # The kernel dropped the pages before the write; a read may have brought them back.
+            self._expire_pages(version.number)
 
     async def truncate(self, number: int, fh: int | None, size_bytes: int, thread: int) -> None:
         """Set a size: of an open handle's version, or of a file by its name, published at once."""
@@ -338,7 +357,10 @@ class OpenFiles:
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""
         if await self._stages.publish(version):
-            self._note_cached(version)
+            if version.is_mixed:
+                self._cached.pop(version.number, None)
+            else:
+                self._note_cached(version)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""

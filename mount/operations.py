@@ -79,7 +79,7 @@ class Operations(pyfuse3.Operations):
     def __init__(self, node: Node, view: View, *, passthrough: bool = True) -> None:
         super().__init__()
         self.enable_passthrough = passthrough
-        self.files = OpenFiles(node)
+        self.files = OpenFiles(node, self._expire_pages)
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
         self.is_ready = trio.Event()
@@ -94,6 +94,9 @@ class Operations(pyfuse3.Operations):
         session_fd = -1 if why_not else pyfuse3.get_session_fd()
         self.files.backing = BackingIds(session_fd, why_not)
         self.is_ready.set()
+
+    def _expire_pages(self, number: int) -> None:
+        self.freshness.expire_pages(number)
 
     # Names ----------------------------------------------------------------------------------------
     @request
@@ -121,7 +124,7 @@ class Operations(pyfuse3.Operations):
         self, parent: int, name: bytes, mode: int, rdev: int, ctx: Context
     ) -> pyfuse3.EntryAttributes:
         if stat.S_ISREG(mode):
-            opened, inode = self._create(parent, name, mode, ctx)
+            opened, inode = self._create(parent, name, mode, os.O_WRONLY, ctx)
             await self.files.flush(opened.fh)
             await self.files.release(opened.fh)
         else:
@@ -323,7 +326,7 @@ class Operations(pyfuse3.Operations):
         self._check_place(parent, name)
         inode = self._node.meta.lookup(parent, name)
         if inode is None:
-            opened, inode = self._create(parent, name, mode, ctx)
+            opened, inode = self._create(parent, name, mode, flags, ctx)
         elif flags & os.O_EXCL:
             raise NamespaceError(errno.EEXIST)
         elif not inode.is_regular:
@@ -334,9 +337,11 @@ class Operations(pyfuse3.Operations):
             inode = self._node.meta.inode(inode.ino) or inode
         return _file_info(opened), self._entry(inode)
 
-    def _create(self, parent: int, name: bytes, mode: int, ctx: Context) -> tuple[Any, Inode]:
+    def _create(
+        self, parent: int, name: bytes, mode: int, flags: int, ctx: Context
+    ) -> tuple[Opened, Inode]:
         mode = stat.S_IFREG | stat.S_IMODE(mode)
-        return self.files.create(lambda: self._make(parent, name, mode, ctx))
+        return self.files.create(lambda: self._make(parent, name, mode, ctx), flags)
 
     @request
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer, its types say bytes
@@ -429,7 +434,7 @@ class Operations(pyfuse3.Operations):
 
 
 def _file_info(opened: Opened) -> pyfuse3.FileInfo:
-    info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache)
+    info = pyfuse3.FileInfo(fh=opened.fh, keep_cache=opened.keep_cache, direct_io=opened.is_direct)
     if IS_PATCHED:
         info.backing_id = opened.backing_id
     if HAS_NOFLUSH:

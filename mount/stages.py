@@ -22,6 +22,7 @@ from mount.states import State
 log = logging.getLogger(__name__)
 
 _WRITE_INLINE_BYTES_MAX = 256 * 1024
+_LONE_WRITE_INLINE_BYTES_MAX = MIB  # while one file is written
 _TRUNCATE_INLINE_BYTES_MAX = 4 * MIB
 _SLOW_WRITE_S = 0.005
 _SLOW_DISK_S = 1.0  # for so long after a slow write, all are done in threads
@@ -44,6 +45,7 @@ class Version:
     mtime_ns: int = 0  # of the stage
     written_bytes: int = 0  # at most so much of the reservation is used
     growing: GrowingDigest | None = None  # of the stage, as long as it is written in order
+    is_mixed: bool = False  # was open for reading and for writing at once
     frozen: Inode | None = None  # what an old version shows
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -63,6 +65,7 @@ class Stages:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._staged = 0  # versions that have a stage
         self._slow_until_s = 0.0
 
     async def write(self, version: Version, offset: int, data: bytes) -> None:
@@ -76,7 +79,7 @@ class Stages:
             version.growing = None
         try:
             begin_s = trio.current_time()
-            if len(data) <= _WRITE_INLINE_BYTES_MAX and begin_s >= self._slow_until_s:
+            if len(data) <= self._inline_bytes_max() and begin_s >= self._slow_until_s:
                 _write(stage.fd, data, offset, version.growing)
                 end_s = trio.current_time()
                 if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
@@ -88,6 +91,11 @@ class Stages:
             raise
         version.size_bytes = max(version.size_bytes, offset + len(data))
         version.mtime_ns = self._node.now_ns()
+
+    def _inline_bytes_max(self) -> int:
+        """How much is written in the mount's own thread. Another costs a lone writer time, and
+        gives several of them a core each."""
+        return _LONE_WRITE_INLINE_BYTES_MAX if self._staged == 1 else _WRITE_INLINE_BYTES_MAX
 
     async def truncate(self, version: Version, size_bytes: int) -> None:
         """Set a size. Growing makes a hole."""
@@ -107,8 +115,10 @@ class Stages:
 
     def adopt(self, version: Version, stage: Stage, size_bytes: int) -> None:
         """Give a version a stage, which holds `size_bytes`."""
+        assert version.stage is None
         if version.content is not None:
             version.content.retire()
+        self._staged += 1
         version.stage = stage
         version.content = OpenBytes(stage.fd, self._node.reclaim.close)
         version.size_bytes = size_bytes
@@ -129,6 +139,7 @@ class Stages:
         digest = growing.digest() if growing is not None and is_known else None
         published = await self._node.publish_stage(stage, version.ino, version.mtime_ns, digest)
         version.stage = None
+        self._staged -= 1
         version.is_dirty = False
         version.digest = published.digest
         return True
@@ -137,6 +148,7 @@ class Stages:
         """Give up what was not published. A file that never was has no bytes then, and goes."""
         stage, version.stage = version.stage, None
         assert stage is not None
+        self._staged -= 1
         if stage.is_open:
             self._node.discard(stage)
         else:

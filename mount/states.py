@@ -27,8 +27,9 @@ open becomes JOIN. For the same reason a file gets no newer version while a requ
 back is on its way to it: then MOVE becomes JOIN (or EMPTY) for others as well.
 
 The kernel's page cache may be kept at an open whenever the version was open, since all changes went
-through that cache, and at OPEN and ADOPT if the digest is the one that was cached last. No open
-needs FOPEN_DIRECT_IO, and none may lose pages of another version.
+through that cache, and at OPEN and ADOPT if the digest is the one that was cached last. Who opens
+for writing only goes past the cache; the kernel then drops the pages that it writes over, and is
+told again when somebody reads at the same time.
 
 Other transitions: the first write (or truncation) makes WRITE to STAGED by copying; a publication
 makes STAGED to WRITE; the last writer's release makes WRITE to READ or IDLE; the last reader's

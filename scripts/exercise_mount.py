@@ -124,14 +124,20 @@ class Exercised:
     def do_write(self) -> None:
         offset, length = self.span(self.size_max)
         data = self.chance.randbytes(length)
-        self.note(f"write {offset} {length}")
-        if os.pwrite(self.fd, data, offset) != length:
-            raise Mismatch("a short write")
+        only = self.chance.random() < 0.3  # by a descriptor that cannot read
+        self.note(f"write {offset} {length}{', only' * only}")
+        fd = os.open(self.path, os.O_WRONLY) if only else self.fd
+        try:
+            if os.pwrite(fd, data, offset) != length:
+                raise Mismatch("a short write")
+        finally:
+            if only:
+                os.close(fd)
         self.put(offset, data)
 
     def do_append(self) -> None:
         room = self.size_max - len(self.content)
-        data = self.chance.randbytes(min(room, self.chance.choice((1, 100, 9000))))
+        data = self.chance.randbytes(max(0, min(room, self.chance.choice((1, 100, 9000)))))
         self.note(f"append {len(data)} at {len(self.content)}")
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:

@@ -5,6 +5,7 @@ import mmap
 import os
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,49 @@ def test_o_direct_and_buffered_readers_see_one_file(place: Path) -> None:
     assert (place / "a").read_bytes() == b"1" * 4096 + b"2" * 4096
     os.close(fd)
     assert (place / "a").read_bytes() == b"1" * 4096 + b"2" * 4096
+
+
+def test_who_reads_while_another_only_writes_sees_what_is_written(place: Path) -> None:
+    writer = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    os.pwrite(writer, b"0" * 16384, 0)
+    reader = os.open(place / "a", os.O_RDONLY)
+    view = mmap.mmap(reader, 16384, prot=mmap.PROT_READ)
+    for number in range(1, 60):
+        written = b"%02d" % number * 4096
+        assert os.pread(reader, 16384, 0) == view[:]  # so that the kernel has pages to be wrong
+        os.pwrite(writer, written, 4096)
+        assert os.pread(reader, 8192, 4096) == written
+        assert view[4096:12288] == written
+    os.close(writer)
+    assert (place / "a").read_bytes() == b"0" * 4096 + written + b"0" * 4096
+    view.close()
+    os.close(reader)
+
+
+def test_pages_read_during_a_write_do_not_outlive_it(place: Path) -> None:
+    writer = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    os.pwrite(writer, bytes(4 * MIB), 0)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            with open(place / "a", "rb", buffering=0) as file:
+                file.read()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    try:
+        for number in range(40):
+            os.pwrite(writer, bytes([number]) * (4 * MIB), 0)
+    finally:
+        stop.set()
+        for thread in readers:
+            thread.join(30)
+    os.close(writer)
+    assert (place / "a").read_bytes() == bytes([39]) * (4 * MIB)
+    with open(place / "a", "rb") as file:
+        assert mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:] == bytes([39]) * (4 * MIB)
 
 
 def test_append_from_two_descriptors(place: Path) -> None:

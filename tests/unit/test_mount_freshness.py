@@ -34,6 +34,7 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[tuple[int, bytes]] = []
         self.inodes: list[int] = []
+        self.pages: list[int] = []
         self.threads: set[int] = set()
         self.error: OSError | None = None
         monkeypatch.setattr(freshness.pyfuse3, "invalidate_entry", self._entry)
@@ -46,8 +47,7 @@ class Kernel:
             raise self.error
 
     def _inode(self, number: int, attr_only: bool) -> None:
-        assert attr_only
-        self.inodes.append(number)
+        (self.inodes if attr_only else self.pages).append(number)
 
 
 @pytest.fixture
@@ -86,6 +86,15 @@ async def test_repetitions_fall_together(kernel: Kernel) -> None:
     await send(fresh)
     assert kernel.names == [(20, b"a"), (20, b"b")]
     assert sorted(kernel.inodes) == [1, 10, 20, 1005, 1006]
+
+
+async def test_pages_are_dropped_with_attributes_and_stay_to_be_dropped(kernel: Kernel) -> None:
+    fresh, _ = made()
+    fresh.expire_pages(7)
+    fresh.expire_attributes(7)
+    fresh.expire_attributes(8)
+    await send(fresh)
+    assert (kernel.pages, kernel.inodes) == ([7], [8])
 
 
 async def test_a_directory_that_has_gone(kernel: Kernel) -> None:
