@@ -31,7 +31,7 @@ class NamespaceError(KvfsError):
         shown = os.fsdecode(path)
         super().__init__(f"{shown}: {os.strerror(code)}" if shown else os.strerror(code))
         self.code = code
-        self.path = path
+        self.path = os.fsencode(path)
 
 
 class OutOfSpace(KvfsError):

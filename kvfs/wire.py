@@ -115,8 +115,7 @@ def decode_reply(value: Any) -> Reply:
 def _pack_error(error: KvfsError) -> list[Any]:
     match error:
         case NamespaceError():
-            path = error.path if isinstance(error.path, bytes) else error.path.encode()
-            return ["namespace", [error.code, path], ""]
+            return ["namespace", [error.code, error.path], ""]
         case InvalidInput() | Corrupt():
             return [type(error).__name__, error.subject, error.reason]
         case OutOfSpace() | Unavailable():
@@ -200,4 +199,4 @@ def check_batch(values: Sequence[Any], kind: type, limit: int, what: str) -> Non
         raise InvalidInput(what, f"must be a list of at most {limit}")
     for value in values:
         if type(value) is not kind:  # a bool is an int only to Python
-            raise InvalidInput(what, f"{value!r} is no {kind.__name__}")
+            raise InvalidInput(what, f"{value!r:.80} is no {kind.__name__}")

@@ -15,6 +15,7 @@ from kvfs.wire import (
     FrameDecoder,
     Reply,
     Request,
+    check_batch,
     decode_reply,
     decode_request,
     encode_reply,
@@ -57,6 +58,7 @@ def test_reply_carries_its_result_and_descriptor_count() -> None:
     "error",
     [
         NamespaceError(2, b"kv/\xff"),
+        NamespaceError(2, "kv/\udcff"),
         InvalidInput("size", "is negative"),
         Corrupt("ab", "changed"),
         OutOfSpace("full"),
@@ -69,6 +71,12 @@ def test_refusals_come_back_as_the_same_error(error: KvfsError) -> None:
     decoded = decode_reply(value).error
     assert type(decoded) is type(error)
     assert str(decoded) == str(error)
+
+
+def test_a_refusal_fits_a_frame_whatever_was_refused() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_batch(["\0" * FRAME_BYTES_MAX], bytes, 1, "paths")
+    assert len(encode_reply(Reply(1, None, 0, caught.value))) < 1000
 
 
 def test_records_come_back_equal() -> None:
