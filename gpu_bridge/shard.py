@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_bridge.layout import GroupLayout
 from gpu_bridge.plan import Chunk, Geometry, Place
 from kvfs.chunk import TOKEN_MAX, ChunkHeader, encode_header
-from kvfs.config import PAGE_BYTES
+from kvfs.config import whole_pages
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.names import BLOCK_HASH_BYTES_MAX, FINGERPRINT_BYTES_MAX, chunk_key, chunk_path
 
@@ -67,7 +67,7 @@ class Shard:
         chunk = Chunk(own, parent, TOKEN_MAX - tokens, TOKEN_MAX, group)
         place = Place(b"", model, "0" * FINGERPRINT_BYTES_MAX)
         header = encode_header(self.header(place, chunk, (TOKEN_MAX,) * tokens))
-        return -(-(len(header) + self.payload_bytes(group)) // PAGE_BYTES) * PAGE_BYTES
+        return whole_pages(len(header) + self.payload_bytes(group))
 
     def _key(self, block_hash: bytes, group: int) -> str:
         return chunk_key(block_hash, group, self.index)

@@ -32,6 +32,7 @@ from kvfs.config import (
 from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
 from kvfs.home import NOT_FOREIGN, STORE_MARK, check_directory
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.stored import allocated_bytes
 
 _STORE_ID = re.compile("[0-9A-Za-z_-]{1,64}")
 _FANOUT_NAME = re.compile("[0-9a-f]{2}")
@@ -253,7 +254,7 @@ class BlobDirectory:
             found = sorted((item.stat().st_ctime_ns, item.path, item.stat()) for item in items)
         kept_bytes = 0
         for position, (_, path, status) in enumerate(reversed(found)):
-            allocated = status.st_blocks * 512
+            allocated = allocated_bytes(status)
             if (
                 position >= QUARANTINE_FILES_MAX
                 or kept_bytes + allocated > self._quarantine_bound()

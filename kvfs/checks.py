@@ -55,6 +55,6 @@ def _digest_of_path(path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return digest_file(fd)[1]
+        return digest_file(fd)
     finally:
         os.close(fd)

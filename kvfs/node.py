@@ -23,14 +23,14 @@ from kvfs import evict
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
-from kvfs.config import EVICTION_BATCH, FILES_MAX, Config
+from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode, MetaEngine, Renamed, RenameMode
 from kvfs.names import parse_chunk_path
 from kvfs.reclaim import Reclaim
-from kvfs.space import Space, allocated_bytes
+from kvfs.space import Space
 from kvfs.stage import Content, Stage
-from kvfs.stored import digest_file, read_header
+from kvfs.stored import allocated_bytes, digest_file, read_header
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Node:
 
     async def reserve(self, stage: Stage, size_bytes: int) -> None:
         """Make sure a stage may grow to a size, evicting what is coldest. Raises `OutOfSpace`."""
-        extra = allocated_bytes(size_bytes) - stage.reserved_bytes
+        extra = whole_pages(size_bytes) - stage.reserved_bytes
         if extra > 0:
             await self.reclaim.make_room(stage.directory, extra)
             stage.reserved_bytes += extra
@@ -271,7 +271,7 @@ class Node:
     def discard(self, stage: Stage) -> None:
         """Close and remove a stage; one that was used up is left alone."""
         if stage.is_open:
-            allocated = os.fstat(stage.fd).st_blocks * 512
+            allocated = allocated_bytes(os.fstat(stage.fd))
             os.close(stage.fd)
             self._end_stage(stage)
             directory = self.directories[stage.directory]
@@ -320,7 +320,7 @@ class Node:
     ) -> list[Inode]:
         self._place(contents, places)
         publications = [
-            content.publication(places[content.digest], os.fstat(content.stage.fd).st_blocks * 512)
+            content.publication(places[content.digest], allocated_bytes(os.fstat(content.stage.fd)))
             for content in contents
         ]
         self._stamp_ns = max(self._stamp_ns + len(contents), now_ns)
@@ -373,7 +373,7 @@ class Node:
             directory = self.directories[places[digest]]
             path = directory.trash(digest) if directory is not None else None
             if path is not None:
-                self.reclaim.remove(places[digest], path, os.stat(path).st_blocks * 512)
+                self.reclaim.remove(places[digest], path, allocated_bytes(os.stat(path)))
         self.meta.bury(orphans)
 
     def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:
@@ -455,7 +455,7 @@ class Node:
 def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
     """A place for a stage's blob, and its digest unless it is known. Blocks."""
     if digest is None:
-        digest = digest_file(fd)[1]
+        digest = digest_file(fd)
     directory.make_leaves([digest])
     return digest
 

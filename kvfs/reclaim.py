@@ -17,6 +17,7 @@ from kvfs.config import EVICTION_BATCH, MIB
 from kvfs.errors import OutOfSpace
 from kvfs.meta.contract import MetaEngine
 from kvfs.space import Space
+from kvfs.stored import allocated_bytes
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Reclaim:
         file."""
         status = os.fstat(fd)
         may_be_last = status.st_nlink == 0 or self._queue or self._is_removing
-        if may_be_last and status.st_blocks * 512 > _INLINE_BYTES_MAX:
+        if may_be_last and allocated_bytes(status) > _INLINE_BYTES_MAX:
             self._put(_Refuse(0, "", 0, fd))
         else:
             os.close(fd)

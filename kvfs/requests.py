@@ -21,6 +21,7 @@ from kvfs.names import check_publishable
 from kvfs.node import Node
 from kvfs.stage import Content, Stage
 from kvfs.status import status_of
+from kvfs.stored import allocated_bytes
 from kvfs.upkeep import collect_garbage, rebuild
 from kvfs.wire import (
     PROTOCOL,
@@ -179,9 +180,9 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
     try:
         contents = [_content(session, item) for item in arguments[0]]
         for content in contents:  # a client may write more than it staged for
-            allocated_bytes = os.fstat(content.stage.fd).st_blocks * 512
-            if allocated_bytes > content.stage.reserved_bytes:
-                await node.reserve(content.stage, allocated_bytes)
+            written_bytes = allocated_bytes(os.fstat(content.stage.fd))
+            if written_bytes > content.stage.reserved_bytes:
+                await node.reserve(content.stage, written_bytes)
         if len({id(content.stage) for content in contents}) != len(contents):
             raise InvalidInput("publish", "a token is named twice")
         if node.config.fsync:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import whole_pages
 from kvfs.meta.contract import Usage
+from kvfs.stored import allocated_bytes
 
 
 @dataclass(slots=True)
@@ -20,11 +20,6 @@ class _Load:
     trash_bytes: int = 0  # taken away, not yet unlinked
     stuck_bytes: int = 0  # taken away, and can't be unlinked before the next start
     stages: int = 0
-
-
-def allocated_bytes(size_bytes: int) -> int:
-    """What a file of a size takes at most on a file system of 4 KiB blocks."""
-    return whole_pages(size_bytes)
 
 
 class Space:
@@ -56,7 +51,7 @@ class Space:
         total = 0
         for file in (self._meta_file, self._meta_file.with_suffix(".mdb.distrusted")):
             with contextlib.suppress(FileNotFoundError):
-                total += os.stat(file).st_blocks * 512
+                total += allocated_bytes(os.stat(file))
         return total
 
     def staging_bytes(self, index: int) -> int:
@@ -107,7 +102,8 @@ class Space:
         self._loads[index].reserved_bytes -= reserved_bytes
 
     def reserve(self, index: int, size_bytes: int) -> None:
-        """Count bytes that a writer may fill; negative gives them back."""
+        """Count bytes more that a stage may fill; `end_stage` gives them back."""
+        assert size_bytes >= 0
         self._loads[index].reserved_bytes += size_bytes
 
     def begin_trash(self, index: int, size_bytes: int) -> None:

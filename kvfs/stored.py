@@ -1,4 +1,5 @@
-"""What lies in a stored file, read through a descriptor: its digest, its chunk header."""
+"""What lies in a stored file, read through a descriptor: its digest, its chunk header; and what it
+takes on its disk."""
 
 import os
 
@@ -11,17 +12,22 @@ from kvfs.errors import Corrupt
 _READ_BYTES = 4 * 1024 * 1024
 
 
-def digest_file(fd: int) -> tuple[int, bytes]:
-    """The size in bytes and the digest of an open file, read from its start. May block."""
+def allocated_bytes(status: os.stat_result) -> int:
+    """What `du` counts for a file: the blocks that it has, not its length."""
+    return status.st_blocks * 512
+
+
+def digest_file(fd: int) -> bytes:
+    """The digest of an open file, read from its start. May block."""
     hasher = xxhash.xxh3_128()
     # Clearing more than is needed would cost small files more than their digest.
     wanted_bytes = max(PAGE_BYTES, os.fstat(fd).st_size)
     buffer = memoryview(bytearray(min(_READ_BYTES, wanted_bytes)))
-    size_bytes = 0
-    while count := os.preadv(fd, [buffer], size_bytes):
+    done_bytes = 0
+    while count := os.preadv(fd, [buffer], done_bytes):
         hasher.update(buffer[:count])
-        size_bytes += count
-    return size_bytes, hasher.digest()
+        done_bytes += count
+    return hasher.digest()
 
 
 def read_header(fd: int, file_bytes: int) -> ChunkHeader:

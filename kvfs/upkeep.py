@@ -13,7 +13,7 @@ from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import Publication
 from kvfs.names import chunk_path, namespace_path
 from kvfs.node import Node
-from kvfs.stored import read_header
+from kvfs.stored import allocated_bytes, read_header
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _read_publications(
                 Publication(
                     digest=digest,
                     size_bytes=size_bytes,
-                    allocated_bytes=status.st_blocks * 512,
+                    allocated_bytes=allocated_bytes(status),
                     directory=index,
                     mtime_ns=status.st_mtime_ns,
                     path=_path_of(header),

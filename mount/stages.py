@@ -15,6 +15,7 @@ from kvfs.errors import NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
+from kvfs.stored import allocated_bytes
 from mount.content import OpenBytes, write_whole
 from mount.growing import GrowingDigest
 from mount.states import State
@@ -182,7 +183,7 @@ class Stages:
         version.written_bytes += more_bytes
         if version.written_bytes <= stage.reserved_bytes:
             return
-        needed = os.fstat(stage.fd).st_blocks * 512 + more_bytes
+        needed = allocated_bytes(os.fstat(stage.fd)) + more_bytes
         version.written_bytes = needed
         try:
             await self._node.reserve(stage, needed + min(needed, STAGE_STEP_BYTES_MAX))
