@@ -3,8 +3,9 @@
 Everything runs in one trio thread, so a function without `await` is atomic against all others;
 `await` stands only where bytes are hashed or removed, in worker threads. What must not interleave:
 
-- A blob's file and its record change in one piece of sync code (`publish`, `Reclaim.reap`,
-  `_lose`), so no one sees a record without its file. Intents and dooms are for a crash in between.
+- A blob's file and its record change in one piece of sync code (`Publisher.publish`,
+  `Reclaim.reap`, `_lose`), so no one sees a record without its file. Intents and dooms are for a
+  crash in between.
 - `Reclaim.make_room` holds a lock, since two writers would count the same freed bytes.
 
 Bytes do not pass through here: readers and writers get descriptors.
@@ -24,9 +25,11 @@ from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
+from kvfs.counters import Counters
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
-from kvfs.meta.contract import Inode, MetaEngine, Renamed, RenameMode
+from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.names import parse_chunk_path
+from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
@@ -52,23 +55,6 @@ class Statfs:
     free_bytes: int
     files: int
     files_free: int
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the node started."""
-
-    lookups: int = 0
-    lookup_hits: int = 0
-    opens: int = 0
-    open_misses: int = 0
-    published_files: int = 0
-    published_bytes: int = 0
-    deduplicated_bytes: int = 0
-    evicted_files: int = 0
-    evicted_bytes: int = 0
-    corrupt_blobs: int = 0
-    missing_blobs: int = 0
 
 
 class Node:
@@ -99,6 +85,17 @@ class Node:
         self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
         self._stamp_ns = 0
+        self.publisher = Publisher(
+            directories,
+            engine,
+            self.space,
+            self.reclaim,
+            self._checks,
+            self.counters,
+            self._next_stamp,
+            self._tell_published,
+            self._lose,
+        )
 
     # Names ---------------------------------------------------------------------------------------
     def unlink(self, parent: int, name: bytes) -> Inode:
@@ -228,8 +225,12 @@ class Node:
 
     def touch(self, inos: Sequence[int]) -> None:
         """Note a use, the first as the most recent."""
-        self._stamp_ns = max(self._stamp_ns + len(inos), self.now_ns())
-        self.meta.touch(inos, self._stamp_ns)
+        self.meta.touch(inos, self._next_stamp(len(inos)))
+
+    def _next_stamp(self, count: int) -> int:
+        """The newest of so many stamps, all of them newer than any before."""
+        self._stamp_ns = max(self._stamp_ns + count, self.now_ns())
+        return self._stamp_ns
 
     # Writing -------------------------------------------------------------------------------------
     def stage(self, size_bytes: int = 0) -> Stage:
@@ -273,7 +274,8 @@ class Node:
         if stage.is_open:
             allocated = allocated_bytes(os.fstat(stage.fd))
             os.close(stage.fd)
-            self._end_stage(stage)
+            stage.is_open = False
+            self.space.end_stage(stage.directory, stage.reserved_bytes)
             directory = self.directories[stage.directory]
             assert directory is not None
             self.reclaim.remove(stage.directory, directory.stage_path(stage.name), allocated)
@@ -290,104 +292,16 @@ class Node:
         size_bytes = os.fstat(stage.fd).st_size
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd)
-        inode = self.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
+        inode = self.publisher.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
         self._checks.note(digest)
         self._index_chunk(inode)
         return inode
 
-    async def prepare(self, contents: Sequence[Content]) -> None:
-        """Do what is slow in a publication and may be done before it."""
-        for index, directory in enumerate(self.directories):
-            digests = [c.digest for c in contents if c.stage.directory == index]
-            if directory is not None and any(map(directory.lacks_leaf, digests)):
-                await trio.to_thread.run_sync(directory.make_leaves, digests)
-
-    def publish(self, contents: Sequence[Content]) -> list[Inode]:
-        """Publish staged files, all in one transaction; descriptors stay open. Raises
-        `NamespaceError`; the stages are used up all the same."""
-        for content in contents:
-            assert content.stage.is_open
-        now_ns = self.now_ns()
-        places: dict[bytes, int] = {}
-        try:
-            return self._publish(contents, places, now_ns)
-        except BaseException:
-            self._displace(places)
-            raise
-
-    def _publish(
-        self, contents: Sequence[Content], places: dict[bytes, int], now_ns: int
-    ) -> list[Inode]:
-        self._place(contents, places)
-        publications = [
-            content.publication(places[content.digest], allocated_bytes(os.fstat(content.stage.fd)))
-            for content in contents
-        ]
-        self._stamp_ns = max(self._stamp_ns + len(contents), now_ns)
-        published = self.meta.publish(publications, self._stamp_ns)
-        for content, result in zip(contents, published, strict=True):
-            self.counters.published_files += 1
-            self.counters.published_bytes += content.size_bytes
-            if content.path:
-                self.notify(result.parent, result.name, result.inode.ino)
-            if result.replaced is not None:
-                self.drop_orphan(result.replaced)
-        self.reclaim.reap()
-        return [result.inode for result in published]
-
-    def _place(self, contents: Sequence[Content], places: dict[bytes, int]) -> None:
-        """Bring each staged file under its digest, or drop it where equal bytes lie already; notes
-        the directory of each digest. Intents first: a crash from here to the end of the publication
-        is recovered."""
-        known = self.meta.blobs([content.digest for content in contents])
-        for content, blob in zip(contents, known, strict=True):
-            if blob is not None and self._is_present(
-                content.digest, blob.directory, blob.size_bytes
-            ):
-                places[content.digest] = blob.directory
-            elif blob is not None:
-                self._lose(content.digest)
-        fresh = {}
-        for content in contents:
-            if content.digest not in places and content.digest not in fresh:
-                fresh[content.digest] = content.stage
-        self.meta.intend([(digest, stage.directory) for digest, stage in fresh.items()])
-        for content in contents:
-            stage = content.stage
-            directory = self.directories[stage.directory]
-            assert directory is not None
-            if fresh.get(content.digest) is stage:
-                directory.adopt(stage.name, content.digest)
-                places[content.digest] = stage.directory
-                self._checks.forget(content.digest)
-            else:
-                self.counters.deduplicated_bytes += content.size_bytes
-                directory.discard(stage.name)
-            self._end_stage(stage)
-
-    def _displace(self, places: dict[bytes, int]) -> None:
-        """Nothing was published: take away the files that nothing points to."""
-        known = self.meta.blobs(list(places))
-        orphans = [d for d, blob in zip(places, known, strict=True) if blob is None]
-        for digest in orphans:
-            directory = self.directories[places[digest]]
-            path = directory.trash(digest) if directory is not None else None
-            if path is not None:
-                self.reclaim.remove(places[digest], path, allocated_bytes(os.stat(path)))
-        self.meta.bury(orphans)
-
-    def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:
-        directory = self.directories[index]
-        try:
-            return directory is not None and (
-                os.stat(directory.blob_path(digest)).st_size == size_bytes
-            )
-        except FileNotFoundError:
-            return False
-
-    def _end_stage(self, stage: Stage) -> None:
-        stage.is_open = False
-        self.space.end_stage(stage.directory, stage.reserved_bytes)
+    def _tell_published(self, published: Published) -> None:
+        if published.parent:
+            self.notify(published.parent, published.name, published.inode.ino)
+        if published.replaced is not None:
+            self.drop_orphan(published.replaced)
 
     def _index_chunk(self, inode: Inode) -> None:
         """A chunk file that came through the mount joins the tree of prefixes, if its header says

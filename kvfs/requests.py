@@ -188,8 +188,8 @@ async def _publish(session: Session, arguments: list[Any], descriptors: list[int
         if node.config.fsync:
             for content in contents:
                 await trio.to_thread.run_sync(os.fsync, content.stage.fd)
-        await node.prepare(contents)
-        node.publish(contents)
+        await node.publisher.prepare(contents)
+        node.publisher.publish(contents)
     finally:
         # Used up, whatever failed: a client that was refused does not say what is left.
         tokens = [item[0] for item in arguments[0] if item and type(item[0]) is int]

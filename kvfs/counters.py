@@ -1,0 +1,20 @@
+"""What a node counts since it started."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the node started."""
+
+    lookups: int = 0
+    lookup_hits: int = 0
+    opens: int = 0
+    open_misses: int = 0
+    published_files: int = 0
+    published_bytes: int = 0
+    deduplicated_bytes: int = 0
+    evicted_files: int = 0
+    evicted_bytes: int = 0
+    corrupt_blobs: int = 0
+    missing_blobs: int = 0
