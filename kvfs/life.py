@@ -71,7 +71,8 @@ def recover(node: Node) -> None:
     left = node.meta.recover()
     for digest, index in left.intended:
         directory = node.directories[index] if index < len(node.directories) else None
-        if directory is not None and node.meta.blobs([digest])[0] is None:
+        blob = node.meta.blobs([digest])[0]
+        if directory is not None and (blob is None or blob.directory != index):
             path = directory.trash(digest)
             if path is not None:
                 os.unlink(path)

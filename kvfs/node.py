@@ -94,7 +94,6 @@ class Node:
             self.counters,
             self._next_stamp,
             self._tell_published,
-            self._lose,
         )
 
     # Names ---------------------------------------------------------------------------------------

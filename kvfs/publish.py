@@ -5,6 +5,8 @@ cases are in `docs/concurrency.md`: a file that was brought into place for nothi
 intent.
 """
 
+import errno
+import logging
 import os
 from collections.abc import Callable, Sequence
 
@@ -13,17 +15,19 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.counters import Counters
-from kvfs.meta.contract import Inode, MetaEngine, Published
+from kvfs.errors import NamespaceError
+from kvfs.meta.contract import Blob, Inode, MetaEngine, Published
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes
 
+log = logging.getLogger(__name__)
+
 
 class Publisher:
     """Publications of one node. `next_stamp(count)` gives the newest of so many stamps in the order
-    of use; `tell(published)` hears of each name that came and of what it replaced; `lose(digest)`
-    drops the names of a blob whose file is gone."""
+    of use; `tell(published)` hears of each name that came and of what it replaced."""
 
     def __init__(
         self,
@@ -35,7 +39,6 @@ class Publisher:
         counters: Counters,
         next_stamp: Callable[[int], int],
         tell: Callable[[Published], None],
-        lose: Callable[[bytes], None],
     ) -> None:
         self._directories = directories
         self._meta = engine
@@ -45,7 +48,6 @@ class Publisher:
         self._counters = counters
         self._next_stamp = next_stamp
         self._tell = tell
-        self._lose = lose
 
     async def prepare(self, contents: Sequence[Content]) -> None:
         """Do what is slow in a publication and may be done before it."""
@@ -56,13 +58,15 @@ class Publisher:
 
     def publish(self, contents: Sequence[Content]) -> list[Inode]:
         """Publish staged files, all in one transaction; descriptors stay open. Raises
-        `NamespaceError`; the stages are used up all the same."""
+        `NamespaceError` and OSError; the stages are used up all the same."""
         for content in contents:
             assert content.stage.is_open
         places: dict[bytes, int] = {}
         try:
             return self._publish(contents, places)
         except BaseException:
+            for content in contents:
+                self._drop_stage(content.stage)
             self._displace(places)
             raise
 
@@ -85,50 +89,84 @@ class Publisher:
         the directory of each digest. Intents first: a crash from here to the end of the publication
         is recovered."""
         known = self._meta.blobs([content.digest for content in contents])
+        lost: dict[bytes, Blob] = {}  # in use, but their bytes are not where they should be
         for content, blob in zip(contents, known, strict=True):
-            if blob is not None and self._is_present(
-                content.digest, blob.directory, blob.size_bytes
-            ):
+            if blob is None:
+                continue
+            if blob.size_bytes != content.size_bytes:  # not those bytes: no name may show them
+                raise NamespaceError(errno.EINVAL, content.path)
+            if self._is_present(blob):
                 places[content.digest] = blob.directory
-            elif blob is not None:
-                self._lose(content.digest)
+            else:
+                lost[content.digest] = blob
         fresh = {}
         for content in contents:
             if content.digest not in places and content.digest not in fresh:
                 fresh[content.digest] = content.stage
         self._meta.intend([(digest, stage.directory) for digest, stage in fresh.items()])
+        places.update((digest, stage.directory) for digest, stage in fresh.items())
         for content in contents:
             stage = content.stage
             directory = self._directories[stage.directory]
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
-                places[content.digest] = stage.directory
                 self._checks.forget(content.digest)
+                if content.digest in lost:
+                    self._replace(lost[content.digest], stage)
             else:
                 self._counters.deduplicated_bytes += content.size_bytes
                 directory.discard(stage.name)
             self._end_stage(stage)
 
-    def _displace(self, places: dict[bytes, int]) -> None:
-        """Nothing was published: take away the files that nothing points to."""
-        known = self._meta.blobs(list(places))
-        orphans = [d for d, blob in zip(places, known, strict=True) if blob is None]
-        for digest in orphans:
-            directory = self._directories[places[digest]]
-            path = directory.trash(digest) if directory is not None else None
-            if path is not None:
-                self._reclaim.remove(places[digest], path, allocated_bytes(os.stat(path)))
-        self._meta.bury(orphans)
+    def _replace(self, blob: Blob, stage: Stage) -> None:
+        """The names of a lost blob live on by the copy that has just come into place."""
+        self._meta.relocate(blob.digest, stage.directory, allocated_bytes(os.fstat(stage.fd)))
+        if self._directories[blob.directory] is not None:
+            self._counters.missing_blobs += 1
+            log.warning("blob %s had lost its file; a new copy takes its place", blob.digest.hex())
+            if blob.directory != stage.directory:
+                self._take_away(blob.digest, blob.directory)
 
-    def _is_present(self, digest: bytes, index: int, size_bytes: int) -> bool:
+    def _displace(self, places: dict[bytes, int]) -> None:
+        """Nothing was published: take away the files that nothing points to, and the intents."""
+        known = self._meta.blobs(list(places))
+        orphans = [
+            digest
+            for (digest, index), blob in zip(places.items(), known, strict=True)
+            if blob is None or blob.directory != index
+        ]
+        for digest in orphans:
+            self._take_away(digest, places[digest])
+        self._meta.bury(list(places))
+
+    def _take_away(self, digest: bytes, index: int) -> None:
+        """Remove what lies at a blob's place."""
         directory = self._directories[index]
         try:
+            path = directory.trash(digest) if directory is not None else None
+            if path is not None:
+                self._reclaim.remove(index, path, allocated_bytes(os.stat(path)))
+        except OSError as error:
+            log.warning("blob %s cannot be removed, gc will: %s", digest.hex(), error)
+
+    def _is_present(self, blob: Blob) -> bool:
+        directory = self._directories[blob.directory]
+        try:
             return directory is not None and (
-                os.stat(directory.blob_path(digest)).st_size == size_bytes
+                os.stat(directory.blob_path(blob.digest)).st_size == blob.size_bytes
             )
-        except FileNotFoundError:
+        except OSError:  # gone, or not to be read: a good copy is at hand
             return False
+
+    def _drop_stage(self, stage: Stage) -> None:
+        """Remove a stage's file unless it was used up; the descriptor is the caller's."""
+        directory = self._directories[stage.directory]
+        assert directory is not None
+        if stage.is_open:
+            self._end_stage(stage)
+            written_bytes = allocated_bytes(os.fstat(stage.fd))
+            self._reclaim.remove(stage.directory, directory.stage_path(stage.name), written_bytes)
 
     def _end_stage(self, stage: Stage) -> None:
         stage.is_open = False

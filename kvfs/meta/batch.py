@@ -179,6 +179,20 @@ class Batch(View):
         self.totals.weigh(blob, 1)
         self._put_blob(blob)
 
+    def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
+        """Have a blob lie elsewhere, and its files in the eviction order of that directory."""
+        holders = [inode for ino in self.holders(old.digest) if is_ranked(inode := self.inode(ino))]
+        keys = [key for inode in holders if (key := self._rank(inode)) is not None]
+        for key in keys:
+            self.txn.delete(key, db=self.tables.used)
+        new = replace(old, directory=directory, allocated_bytes=allocated_bytes)
+        self.totals.weigh(old, -1)
+        self.totals.weigh(new, 1)
+        self._put_blob(new)
+        for inode in holders:
+            key = records.used_key(directory, inode.used_ns, inode.ino)
+            self.txn.put(key, b"", db=self.tables.used)
+
     def bury(self, digest: bytes) -> bool:
         """Drop a doomed blob and its weight; False when it is not doomed."""
         if not self.txn.delete(digest, db=self.tables.doomed):

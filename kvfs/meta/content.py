@@ -113,6 +113,16 @@ def intend(batch: Batch, digest: bytes, directory: int) -> None:
     batch.txn.put(records.intent_key(digest, directory), b"", db=batch.tables.intent)
 
 
+def relocate(batch: Batch, digest: bytes, directory: int, allocated_bytes: int) -> None:
+    """As `MetaEngine.relocate`."""
+    check_digest(digest)
+    blob = batch.blob(digest)
+    if blob is None or not blob.references:
+        raise NamespaceError(errno.ENOENT, digest)
+    batch.move_blob(blob, directory, allocated_bytes)
+    batch.clear_intents(digest)
+
+
 def check_digest(digest: bytes) -> None:
     """Refuse what is no digest."""
     if len(digest) != DIGEST_BYTES:

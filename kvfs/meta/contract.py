@@ -325,6 +325,12 @@ class MetaEngine(Protocol):
         """
         ...
 
+    def relocate(self, digest: bytes, directory: int, allocated_bytes: int) -> None:
+        """A new copy of a blob in use lies in `directory`, the old one is lost or not there: weight
+        and eviction order follow it, names, pins and stamps stay. Clears the intents of the digest.
+        ENOENT for a blob that is not in use."""
+        ...
+
     def forget(self, inos: Sequence[int]) -> None:
         """Drop orphans, and unpublished files that have no name; others are left alone."""
         ...

@@ -346,6 +346,10 @@ class LmdbEngine:
         with self._writing() as batch:
             return content.publish(batch, publications, now_ns)
 
+    def relocate(self, digest: bytes, directory: int, allocated_bytes: int) -> None:
+        with self._writing() as batch:
+            content.relocate(batch, digest, directory, allocated_bytes)
+
     def forget(self, inos: Sequence[int]) -> None:
         with self._writing() as batch:
             content.forget(batch, inos)

@@ -533,6 +533,46 @@ class MetaSuite:
         meta.publish([publication(1, b"2")], T0)
         assert meta.sizes([b"2"]) == [101]
 
+    def test_relocate(self, meta: MetaEngine) -> None:
+        [one, two, pinned, orphan, other] = meta.publish(
+            [publication(1, b"m/h/%d" % n, chunk=chunk(b"k%d" % n)) for n in range(4)]
+            + [publication(2, b"other")],
+            T0,
+        )
+        meta.set_pinned(pinned.inode.ino, True)
+        meta.unlink(orphan.parent, orphan.name, T0)
+        before = [meta.inode(p.inode.ino) for p in (one, two, pinned, orphan, other)]
+        meta.intend([(digest(1), 2), (digest(2), 0)])
+        meta.relocate(digest(1), 2, 8192)
+        assert meta.blobs([digest(1)]) == [Blob(digest(1), 101, 8192, 2, 4)]
+        assert meta.usage() == Usage(8, 2, 203, (4096, 0, 8192))
+        assert [meta.inode(p.inode.ino) for p in (one, two, pinned, orphan, other)] == before
+        assert [c.ino for c in meta.coldest(9, directory=0)] == [other.inode.ino]
+        assert [(c.ino, c.directory) for c in meta.coldest(9, directory=2)] == [
+            (two.inode.ino, 2),
+            (one.inode.ino, 2),
+        ]
+        assert meta.chunk(one.inode.ino) == chunk(b"k0")
+        meta.set_pinned(pinned.inode.ino, False)
+        meta.touch([one.inode.ino], T0 + 1)
+        assert [c.ino for c in meta.coldest(9, directory=2)][-1] == one.inode.ino
+        assert len(meta.coldest(9)) == 4
+        assert meta.recover().intended == ()
+        inos = [p.inode.ino for p in (one, two, pinned)]
+        meta.unlink_all(inos, T0)
+        meta.forget([*inos, orphan.inode.ino])
+        meta.bury([digest(1)])
+        assert meta.usage().allocated_bytes == (4096, 0, 0)
+
+    def test_only_a_blob_in_use_is_relocated(self, meta: MetaEngine) -> None:
+        refused(errno.ENOENT, meta.relocate, digest(1), 1, 4096)
+        refused(errno.EINVAL, meta.relocate, b"short", 1, 4096)
+        [published] = meta.publish([publication(1, b"f")], T0)
+        meta.unlink(ROOT_INO, b"f", T0)
+        meta.forget([published.inode.ino])
+        refused(errno.ENOENT, meta.relocate, digest(1), 1, 4096)
+        assert meta.usage() == Usage(1, 1, 101, (4096,))
+
     def test_losing_a_doomed_blob_frees_it(self, meta: MetaEngine) -> None:
         [published] = meta.publish([publication(1, b"f")], T0)
         meta.unlink(ROOT_INO, b"f", T0)

@@ -382,6 +382,17 @@ class MetaMachine(RuleBasedStateMachine):
         self.model.places.pop(digest_of(number), None)
         self.model.settle()
 
+    @rule(number=DIGESTS, directory=st.integers(0, 2))
+    def relocate(self, number: int, directory: int) -> None:
+        digest = digest_of(number)
+
+        def modelled() -> None:
+            if digest not in self.model.references():
+                raise NamespaceError(errno.ENOENT)
+            self.model.places[digest] = directory
+
+        self.both(lambda: self.engine.relocate(digest, directory, number * 10), modelled)
+
     @rule(inos=st.lists(PICKS, max_size=3))
     def unlink_all(self, inos: list[int]) -> None:
         chosen = [self.pick(ino, stat.S_IFREG) for ino in inos]
