@@ -269,19 +269,20 @@ class Client:
         return sum(self._call("evict", b)[0] for b in _batches(paths, BATCH_ITEMS_MAX))
 
     def verify(self, path: bytes) -> bool:
-        """As `verify_all` for one file. Raises `NamespaceError` when there is none."""
-        (is_right,) = self.verify_all([path])
-        if is_right is None:
-            raise NamespaceError(errno.ENOENT, path)
-        return is_right
+        """As `verify_all` for one file. Raises `NamespaceError`: ENOENT when there is none, EIO
+        when it cannot be read."""
+        (found,) = self.verify_all([path])
+        if not isinstance(found, bool):
+            raise NamespaceError(errno.ENOENT if found is None else errno.EIO, path)
+        return found
 
-    def verify_all(self, paths: Sequence[bytes]) -> list[bool | None]:
+    def verify_all(self, paths: Sequence[bytes]) -> list[bool | str | None]:
         """Have the node read files whole and compare their digests: False for a bad one (it is
-        quarantined then), None where there is none."""
+        quarantined then), None where there is none, and why for one that cannot be read."""
         return [
-            is_right
+            found
             for batch in _batches(paths, BATCH_ITEMS_MAX)
-            for is_right in self._call("verify", batch, deadline_s=_LONG_DEADLINE_S)[0]
+            for found in self._call("verify", batch, deadline_s=_LONG_DEADLINE_S)[0]
         ]
 
     def gc(self) -> dict[str, int]:

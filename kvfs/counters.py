@@ -18,3 +18,4 @@ class Counters:
     evicted_bytes: int = 0
     corrupt_blobs: int = 0
     missing_blobs: int = 0
+    unreadable_blobs: int = 0  # each time that one was asked for

@@ -26,8 +26,8 @@ from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
-from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
+from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
+from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.names import parse_chunk_path
 from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
@@ -111,11 +111,11 @@ class Node:
         new_name: bytes,
         mode: RenameMode = RenameMode.REPLACE,
     ) -> Renamed:
-        """As `MetaEngine.rename`; what was replaced goes with its last handle."""
+        """As `MetaEngine.rename`; what was replaced goes with its last handle. A file that may be
+        a chunk by its new name is for `index_chunk`."""
         renamed = self.meta.rename(parent, name, new_parent, new_name, self.now_ns(), mode)
         if renamed.replaced is not None:
             self.drop_orphan(renamed.replaced)
-        self._index_chunk(renamed.moved)
         return renamed
 
     def hold(self, ino: int) -> None:
@@ -153,24 +153,34 @@ class Node:
         """A new read-only descriptor of a published file, for the caller to close.
 
         The first open of a blob since the node started reads it whole and checks its digest.
-        Raises `Corrupt` (quarantined, its names are gone) and `NamespaceError` ENOENT.
+        Raises `Corrupt` (quarantined, its names are gone), `NamespaceError` ENOENT, and OSError
+        where the disk cannot read it.
         """
         inode = self.meta.inode(ino)
         if inode is None or not inode.is_published:
             raise NamespaceError(errno.ENOENT)
         await self.check_content(inode.digest)
-        fd = self.open_inode(inode)
+        fd = self.open_unchecked(inode)
         if fd is None:
             raise NamespaceError(errno.ENOENT)
         self.touch([ino])
         return fd
 
     def open_inode(self, inode: Inode) -> int | None:
-        """A descriptor without a digest check, for clients that check in their own buffer. A blob
-        whose file is gone costs its names: a miss from then on."""
+        """As `open_unchecked`, for who asks for many: what cannot be opened is a miss, told in the
+        log, and keeps its names."""
+        try:
+            return self.open_unchecked(inode)
+        except OSError as error:
+            self.counters.open_misses += 1
+            self.note_unreadable(inode.digest, error)
+            return None
+
+    def open_unchecked(self, inode: Inode) -> int | None:
+        """A descriptor without a digest check, for those who check in their own buffer. A blob
+        whose file is gone costs its names: a miss from then on. OSError passes."""
         self.counters.opens += 1
-        blob = self.meta.blobs([inode.digest])[0]
-        directory = self.directories[blob.directory] if blob is not None else None
+        directory = self.directory_of(inode.digest)
         if directory is None:
             self.counters.open_misses += 1
             return None
@@ -182,20 +192,35 @@ class Node:
             log.warning("blob %s has lost its file; its names are dropped", inode.digest.hex())
             self._lose(inode.digest)
             return None
-        if os.fstat(fd).st_size != inode.size_bytes:
+        try:
+            is_whole = os.fstat(fd).st_size == inode.size_bytes
+        except BaseException:
+            os.close(fd)
+            raise
+        if not is_whole:
             os.close(fd)
             self.counters.open_misses += 1
             self.quarantine(inode.digest, "its file has the wrong length")
             return None
         return fd
 
+    def directory_of(self, digest: bytes) -> BlobDirectory | None:
+        """Where a blob in use lies; None also when that directory is not there."""
+        blob = self.meta.blobs([digest])[0]
+        return self.directories[blob.directory] if blob is not None else None
+
+    def note_unreadable(self, digest: bytes, error: OSError) -> None:
+        """Count a blob that the disk cannot read. One warning is enough for a disk that fails."""
+        level = logging.INFO if self.counters.unreadable_blobs else logging.WARNING
+        self.counters.unreadable_blobs += 1
+        log.log(level, "blob %s cannot be read: %s", digest.hex(), error.strerror)
+
     async def check_content(self, digest: bytes, *, again: bool = False) -> None:
         """Read a blob whole and compare its digest, once since the start unless `again`; readers
-        of one blob share one check. Raises `Corrupt` after quarantining it."""
+        of one blob share one check. Raises `Corrupt` after quarantining it; OSError passes."""
         if not again and self._checks.is_known(digest):
             return
-        blob = self.meta.blobs([digest])[0]
-        directory = self.directories[blob.directory] if blob is not None else None
+        directory = self.directory_of(digest)
         if directory is None:
             return
         path = directory.blob_path(digest)
@@ -291,9 +316,9 @@ class Node:
         size_bytes = os.fstat(stage.fd).st_size
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd)
-        inode = self.publisher.publish([Content(stage, digest, size_bytes, mtime_ns, ino=ino)])[0]
-        self._checks.note(digest)
-        self._index_chunk(inode)
+        content = Content(stage, digest, size_bytes, mtime_ns, ino=ino, is_hashed=True)
+        inode = self.publisher.publish([content])[0]
+        await self.index_chunk(inode)
         return inode
 
     def _tell_published(self, published: Published) -> None:
@@ -302,25 +327,32 @@ class Node:
         if published.replaced is not None:
             self.drop_orphan(published.replaced)
 
-    def _index_chunk(self, inode: Inode) -> None:
+    async def index_chunk(self, inode: Inode) -> None:
         """A chunk file that came through the mount joins the tree of prefixes, if its header says
-        what its name says."""
+        what its name says. Read in a thread, since it may be long; never fails, since what gave the
+        file its name has happened."""
         if not (inode.is_regular and inode.is_published) or self.meta.chunk(inode.ino) is not None:
             return
-        for path in self.meta.paths_of(inode.ino):
-            parsed = parse_chunk_path(path)
-            fd = self.open_inode(inode) if parsed is not None else None
-            if parsed is None or fd is None:
-                continue
-            try:
-                info = chunk_info(read_header(fd, inode.size_bytes))
-            except Corrupt as error:
-                log.info("%s is no chunk file: %s", os.fsdecode(path), error.reason)
-                continue
-            finally:
-                os.close(fd)
-            if info.key == parsed[1].encode():
+        fd = self.open_inode(inode) if self._chunk_keys(inode.ino) else None
+        if fd is None:
+            return
+        try:
+            info = await trio.to_thread.run_sync(_read_chunk, fd, inode.size_bytes)
+            now = self.meta.inode(inode.ino)  # it may have another name or content by now
+            is_same = now is not None and now.digest == inode.digest
+            if is_same and info.key in self._chunk_keys(inode.ino):
                 self.meta.set_chunk(inode.ino, info)
+        except Corrupt as error:
+            log.info("inode %d is no chunk file: %s", inode.ino, error.reason)
+        except (KvfsError, OSError) as error:
+            log.warning("inode %d: its header cannot be read: %s", inode.ino, error)
+        finally:
+            os.close(fd)
+
+    def _chunk_keys(self, ino: int) -> set[bytes]:
+        """What chunks a file is by its names."""
+        parsed = map(parse_chunk_path, self.meta.paths_of(ino))
+        return {found[1].encode() for found in parsed if found is not None}
 
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> None:
@@ -371,6 +403,10 @@ def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
         digest = digest_file(fd)
     directory.make_leaves([digest])
     return digest
+
+
+def _read_chunk(fd: int, size_bytes: int) -> ChunkInfo:
+    return chunk_info(read_header(fd, size_bytes))
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:

@@ -111,7 +111,10 @@ class Publisher:
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
-                self._checks.forget(content.digest)
+                if content.is_hashed:  # these bytes, not those of a copy that lay there already
+                    self._checks.note(content.digest)
+                else:
+                    self._checks.forget(content.digest)
                 if content.digest in lost:
                     self._replace(lost[content.digest], stage)
             else:

@@ -361,18 +361,24 @@ async def _verify(session: Session, arguments: list[Any], descriptors: list[int]
     return [await _verify_one(session.node, path) for path in _paths(arguments[0])]
 
 
-async def _verify_one(node: Node, path: bytes) -> bool | None:
+async def _verify_one(node: Node, path: bytes) -> bool | str | None:
+    """A text says why a file cannot be read, which says nothing of its bytes."""
     inode = node.meta.resolve([path])[0]  # one by one: it may go while others are read
     if inode is None or not inode.is_published:
         return None
-    fd = node.open_inode(inode)
-    if fd is None:
-        return False
-    os.close(fd)
+    if node.directory_of(inode.digest) is None:
+        return "its directory is not there"
     try:
+        fd = node.open_unchecked(inode)
+        if fd is None:
+            return False
+        os.close(fd)
         await node.check_content(inode.digest, again=True)
     except Corrupt:
         return False
+    except OSError as error:
+        node.note_unreadable(inode.digest, error)
+        return error.strerror or "cannot be read"
     return True
 
 

@@ -30,6 +30,7 @@ class Content:
     uid: int = 0
     gid: int = 0
     chunk: ChunkInfo | None = None
+    is_hashed: bool = False  # by the node, from the staged file
 
     def publication(self, directory: int, allocated_bytes: int) -> Publication:
         """The same for the metadata, with where the bytes lie and what they take there."""

@@ -20,24 +20,27 @@ class Verdict(enum.Enum):
 
     GOOD = "good"
     CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"  # which says nothing of its bytes
     GONE = "gone"  # removed while the check was on its way
     UNPUBLISHED = "unpublished"  # still being written
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file and its verdict; `read_bytes` is 0 when equal bytes were checked before."""
+    """A file and its verdict; `read_bytes` is 0 when equal bytes were checked before. `reason`: why
+    it cannot be read."""
 
     path: bytes
     size_bytes: int
     verdict: Verdict
     read_bytes: int
+    reason: str = ""
 
 
 class Verifier(Catalogue, Protocol):
     """What checking files takes besides."""
 
-    def verify_all(self, paths: Sequence[bytes]) -> Sequence[bool | None]: ...
+    def verify_all(self, paths: Sequence[bytes]) -> Sequence[bool | str | None]: ...
 
 
 def verify_files(verifier: Verifier, path: bytes) -> Iterator[Checked]:
@@ -68,28 +71,32 @@ def _verify_batch(
     for item in batch:
         if item.inode.digest and item.inode.digest not in known:
             first.setdefault(item.inode.digest, item.path)
-    verdicts = dict(zip(first, _ask(verifier, list(first.values())), strict=True))
+    answers = dict(zip(first, verifier.verify_all(list(first.values())), strict=True))
     blobs = verifier.blobs(list(first)) if first else []
     shared = {blob.digest for blob in blobs if blob is not None and blob.references > 1}
     for item in batch:
-        size_bytes, digest = item.inode.size_bytes, item.inode.digest
+        digest = item.inode.digest
         if not digest:
-            yield Checked(item.path, size_bytes, Verdict.UNPUBLISHED, 0)
+            yield Checked(item.path, item.inode.size_bytes, Verdict.UNPUBLISHED, 0)
         elif digest in known:
-            yield Checked(item.path, size_bytes, known[digest], 0)
+            yield Checked(item.path, item.inode.size_bytes, known[digest], 0)
         elif first[digest] == item.path:
-            yield Checked(item.path, size_bytes, verdicts[digest], size_bytes)
-        elif verdicts[digest] is Verdict.GONE:  # that name; this one may still be there
+            yield _checked(item, answers[digest], is_first=True)
+        elif answers[digest] is None:  # that name has gone; this one may still be there
             first[digest] = item.path
-            (verdicts[digest],) = _ask(verifier, [item.path])
-            yield Checked(item.path, size_bytes, verdicts[digest], size_bytes)
+            (answers[digest],) = verifier.verify_all([item.path])
+            yield _checked(item, answers[digest], is_first=True)
         else:
-            yield Checked(item.path, size_bytes, verdicts[digest], 0)
-    for digest, verdict in verdicts.items():
-        if verdict is Verdict.CORRUPT or (verdict is Verdict.GOOD and digest in shared):
-            known[digest] = verdict
+            yield _checked(item, answers[digest], is_first=False)
+    for digest, answer in answers.items():
+        if answer is False or (answer is True and digest in shared):
+            known[digest] = Verdict.GOOD if answer else Verdict.CORRUPT
 
 
-def _ask(verifier: Verifier, paths: list[bytes]) -> list[Verdict]:
-    words = {True: Verdict.GOOD, False: Verdict.CORRUPT, None: Verdict.GONE}
-    return [words[answer] for answer in verifier.verify_all(paths)]
+def _checked(item: Found, answer: bool | str | None, *, is_first: bool) -> Checked:
+    """What the node's answer says of a file; `is_first`: it was read for it."""
+    size_bytes = item.inode.size_bytes
+    if isinstance(answer, str):
+        return Checked(item.path, size_bytes, Verdict.UNREADABLE, 0, answer)
+    verdict = {True: Verdict.GOOD, False: Verdict.CORRUPT, None: Verdict.GONE}[answer]
+    return Checked(item.path, size_bytes, verdict, size_bytes if is_first else 0)

@@ -191,6 +191,7 @@ class Operations(pyfuse3.Operations):
             if renamed.replaced.is_directory:
                 self._removed.note(renamed.replaced)
             self._expire_other_names(renamed.replaced)
+        await self._node.index_chunk(renamed.moved)
 
     def _keep_for_openers(self, parent: int, name: bytes) -> None:
         """A name is about to go, perhaps between somebody's look-up and open of it."""

@@ -301,10 +301,11 @@ def du(session: Session, *, depth: int) -> int:
 
 
 def verify(session: Session) -> int:
-    """`kvfs verify`: exit code 1 when bad bytes were found."""
+    """`kvfs verify`: exit code 1 when bad bytes were found, or files that cannot be read."""
     path = session.place.paths[0]
     files = read_bytes = 0
     bad: list[Checked] = []
+    unreadable: list[Checked] = []
     with session.progress("verifying") as progress:
         if progress.is_shown:
             progress.set_total(
@@ -319,18 +320,32 @@ def verify(session: Session) -> int:
                 bad.append(checked)
                 if not session.is_json:
                     session.out.write(f"corrupt  /{escape(checked.path)}\n")
+            if checked.verdict is Verdict.UNREADABLE:
+                unreadable.append(checked)
+                if not session.is_json:
+                    session.out.write(f"unreadable  /{escape(checked.path)}: {checked.reason}\n")
     if session.is_json:
         items = ({"path": "/" + escape(i.path), "size_bytes": i.size_bytes} for i in bad)
         write_json(
             session.out,
-            {"files": files, "read_bytes": read_bytes, "corrupt_files": len(bad)},
+            {
+                "files": files,
+                "read_bytes": read_bytes,
+                "corrupt_files": len(bad),
+                "unreadable_files": len(unreadable),
+                "unreadable": [
+                    {"path": "/" + escape(i.path), "reason": i.reason} for i in unreadable
+                ],
+            },
             ("corrupt", items),
         )
     else:
         verdict = f"{len(bad):,} corrupt, quarantined" if bad else "all good"
+        if unreadable:
+            verdict += f"; {len(unreadable):,} more cannot be read, see node.log"
         checked_files = count_text(files, "file")
         session.out.write(f"{checked_files}, {size_text(read_bytes)} read: {verdict}\n")
-    return 1 if bad else 0
+    return 1 if bad or unreadable else 0
 
 
 def change(session: Session, verb: str) -> int:

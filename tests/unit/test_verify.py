@@ -16,12 +16,15 @@ class BatchClient(FakeClient):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[int] = []
+        self.unreadable: set[bytes] = set()
 
-    def verify_all(self, paths: list[bytes]) -> list[bool | None]:
+    def verify_all(self, paths: list[bytes]) -> list[bool | str | None]:
         self.asked.append(len(paths))
         return [self._verify_one(path) for path in paths]
 
-    def _verify_one(self, path: bytes) -> bool | None:
+    def _verify_one(self, path: bytes) -> bool | str | None:
+        if path in self.unreadable:
+            return "Input/output error"
         try:
             return self.verify(path)
         except NamespaceError:
@@ -77,8 +80,17 @@ def test_every_name_of_bad_bytes_is_told(client: BatchClient) -> None:
     }
 
 
+def test_what_cannot_be_read_is_told_with_the_reason(client: BatchClient) -> None:
+    client.unreadable.add(b"a/b/copy")
+    checked = {item.path: item for item in verify_files(client, b"")}
+    for path in (b"a/b/copy", b"a/one"):  # the same bytes
+        assert checked[path].verdict is Verdict.UNREADABLE
+        assert (checked[path].reason, checked[path].read_bytes) == ("Input/output error", 0)
+    assert checked[b"top"].verdict is Verdict.GOOD
+
+
 def test_a_name_that_vanished_says_nothing_of_equal_bytes_elsewhere(client: BatchClient) -> None:
-    def lose_first(paths: list[bytes]) -> list[bool | None]:
+    def lose_first(paths: list[bytes]) -> list[bool | str | None]:
         client.inodes.pop(b"a/b/copy", None)
         return BatchClient.verify_all(client, paths)
 
