@@ -14,6 +14,7 @@ import struct
 
 import trio
 
+from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import CLIENTS_MAX
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError
 from kvfs.node import Node
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 * 1024
 _SEND_DEADLINE_S = 30.0
+_ACCEPT_PAUSE_S = 0.1
+# What accept(2) says when the machine is short of something, or a client has gone again.
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED}
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -31,17 +35,18 @@ async def serve_clients(
     node: Node, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Listen on the store's `node.sock` until cancelled; the caller owns the store's lock."""
-    path = node.config.home / "node.sock"
+    path = node.config.home / SOCKET_NAME
     path.unlink(missing_ok=True)
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _bind(listener, os.fspath(path.parent), path.name)
+        with node_address(node.config.home) as address:
+            await listener.bind(address)
         os.chmod(path, node.config.socket_mode)
         listener.listen(64)
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:
-                connection, _ = await listener.accept()
+                connection = await _accept(listener)
                 if len(node.clients) >= CLIENTS_MAX:
                     log.warning("refused a client: %d are connected", CLIENTS_MAX)
                     connection.close()
@@ -52,15 +57,22 @@ async def serve_clients(
         path.unlink(missing_ok=True)
 
 
-def _bind(listener: trio.socket.SocketType, directory: str, name: str) -> None:
-    """Bind by way of /proc, since a socket's path may not exceed 107 bytes."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        raw = socket.socket(fileno=os.dup(listener.fileno()))
-        with raw:
-            raw.bind(f"/proc/self/fd/{fd}/{name}")
-    finally:
-        os.close(fd)
+async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
+    """The next client. Want of descriptors or memory passes, and must not end the node: it is said
+    once, and tried again."""
+    is_said = False
+    while True:
+        try:
+            connection, _ = await listener.accept()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            if not is_said:
+                log.warning("cannot take a client, trying again: %s", error.strerror)
+                is_said = True
+            await trio.sleep(_ACCEPT_PAUSE_S)
+        else:
+            return connection
 
 
 async def _serve_client(node: Node, connection: trio.socket.SocketType) -> None:
@@ -89,17 +101,19 @@ async def _serve_client(node: Node, connection: trio.socket.SocketType) -> None:
 async def _answer(session: Session, connection: trio.socket.SocketType, request: Request) -> None:
     descriptors: list[int] = []
     try:
+        sent: list[int] = []
         try:
             result = await answer(session, request, descriptors)
-            reply = Reply(request.number, result, len(descriptors))
-        except KvfsError as error:
-            reply = Reply(request.number, None, 0, error)
+            frame = encode_reply(Reply(request.number, result, len(descriptors)))
+            sent = descriptors
+        except KvfsError as error:  # also of an answer that fits no frame
+            frame = encode_reply(Reply(request.number, None, 0, error))
         except OSError as error:
             log.warning("%s: %s", request.operation, error)
-            reply = Reply(request.number, None, 0, NamespaceError(error.errno or errno.EIO))
-        sent = [] if reply.error is not None else descriptors
+            refusal = NamespaceError(error.errno or errno.EIO)
+            frame = encode_reply(Reply(request.number, None, 0, refusal))
         with trio.fail_after(_SEND_DEADLINE_S):
-            await _send(connection, encode_reply(reply), sent)
+            await _send(connection, frame, sent)
     finally:
         for fd in descriptors:
             os.close(fd)

@@ -47,20 +47,20 @@ class Reply:
 
 def encode_request(request: Request) -> bytes:
     """One frame. Raises `InvalidInput` when it would be larger than any node accepts."""
-    return _frame([request.number, request.operation, request.arguments])
+    return _frame([request.number, request.operation, request.arguments], "request")
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """One frame; see the module's docstring."""
+    """One frame; see the module's docstring. Raises `InvalidInput` when it would be too large."""
     if reply.error is None:
-        return _frame([reply.number, reply.result, reply.descriptors])
-    return _frame([reply.number, None, 0, _pack_error(reply.error)])
+        return _frame([reply.number, reply.result, reply.descriptors], "reply")
+    return _frame([reply.number, None, 0, _pack_error(reply.error)], "reply")
 
 
-def _frame(value: Any) -> bytes:
+def _frame(value: Any, what: str) -> bytes:
     body: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_PATHS)
     if len(body) > FRAME_BYTES_MAX:
-        raise InvalidInput("request", f"{len(body)} bytes; at most {FRAME_BYTES_MAX} fit a frame")
+        raise InvalidInput(what, f"{len(body)} bytes; at most {FRAME_BYTES_MAX} fit a frame")
     return _LENGTH.pack(len(body)) + body
 
 

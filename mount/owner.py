@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvfs.address import node_address
 from kvfs.client import Client
 from kvfs.config import STORE_HANDOVER_S
 from kvfs.errors import KvfsError
@@ -47,12 +48,8 @@ class Owner:
         self._pidfd = -1
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             try:
-                directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    # A socket's own path may not exceed 107 bytes.
-                    connection.connect(f"/proc/self/fd/{directory}/node.sock")
-                finally:
-                    os.close(directory)
+                with node_address(store) as address:
+                    connection.connect(address)
                 who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
                 self._pidfd = os.pidfd_open(_PEER.unpack(who)[0])
             except OSError:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import GIB, PAGE_BYTES
 from kvfs.errors import InvalidInput
 from kvfs.home import file_system_of, is_store, load_config_of_store, refuse_part
@@ -395,7 +396,7 @@ def _reads_directly(fd: int) -> bool:
 
 def check_node(store: Path) -> tuple[bool, Finding]:
     """Whether a node answers, and whether this user may talk to it."""
-    path = store / "node.sock"
+    path = store / SOCKET_NAME
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -406,7 +407,8 @@ def check_node(store: Path) -> tuple[bool, Finding]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_DEADLINE_S)
         try:
-            probe.connect(os.fspath(path))
+            with node_address(store) as address:
+                probe.connect(address)
         except PermissionError:
             advice = "run as the node's user, or set socket_mode = 0o660 in kvfs.toml"
             return True, Finding("node", Level.FAIL, f"{path}: permission denied", advice)

@@ -1,7 +1,10 @@
 """A real node process and real clients: descriptors, dedup, limits, several processes at once."""
 
+import contextlib
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from kvfs.address import node_address
 from kvfs.client import Client, OpenFile, Staged, StagedFile
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.names import ChunkKeys, chunk_key, chunk_path
@@ -350,6 +354,21 @@ def test_a_store_with_a_long_path_works(start_node, tmp_path: Path) -> None:
     with Client(node.store) as client:
         store_bytes(client, b"f", b"x")
         assert load_bytes(client, b"f") == b"x"
+
+
+def test_a_node_short_of_descriptors_serves_on_when_it_has_some_again(start_node) -> None:
+    node = start_node(allow="cannot take a client")
+    limits = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    held = len(os.listdir(f"/proc/{node.pid}/fd"))
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (held + 2, limits[1]))
+    with contextlib.ExitStack() as stack, node_address(node.store) as address:
+        for _ in range(5):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.connect(address)
+        wait_until(lambda: "cannot take a client" in node.log.read_text())
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
+    with Client(node.store) as client:
+        assert client.status()["pid"] == node.pid
 
 
 def test_several_directories_fill_evenly_and_are_found_again(start_node, tmp_path: Path) -> None:

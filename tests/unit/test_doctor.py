@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.address import node_address
 from kvfs.home import file_system_of
 from kvfs.shell import doctor
 from kvfs.shell.doctor import Level
@@ -120,6 +121,16 @@ def test_a_listening_socket_is_a_running_node(store: Path) -> None:
         listener.bind(str(store / "node.sock"))
         listener.listen()
         is_running, finding = doctor.check_node(store)
+    assert (is_running, finding.level) == (True, Level.OK)
+
+
+def test_a_node_is_reached_however_long_the_path_of_its_store_is(store: Path) -> None:
+    deep = store.joinpath(*["x" * 60] * 3)
+    deep.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener, node_address(deep) as address:
+        listener.bind(address)
+        listener.listen()
+        is_running, finding = doctor.check_node(deep)
     assert (is_running, finding.level) == (True, Level.OK)
 
 
