@@ -8,14 +8,12 @@ Paths are bytes from the root of the namespace. Every call may raise `Unavailabl
 and, where it says so, another of `kvfs.errors`.
 """
 
-import array
 import contextlib
 import errno
 import os
-import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,19 +23,16 @@ from kvfs.config import (
     BATCH_ITEMS_MAX,
     CLIENT_DEADLINE_S,
     DESCRIPTORS_PER_MESSAGE_MAX,
+    FRAME_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
 )
+from kvfs.connection import Connection
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
-from kvfs.start import start_node
+from kvfs.start import NodeStarter
 from kvfs.wire import (
-    PROTOCOL,
-    FrameDecoder,
     Reply,
-    Request,
-    decode_reply,
-    encode_request,
     pack_chunk_keys,
     pack_record,
     unpack_chunk_entry,
@@ -47,8 +42,7 @@ from kvfs.wire import (
 
 Item = TypeVar("Item")
 
-_RECEIVE_BYTES = 256 * 1024
-_SEND_BUFFER_BYTES = 1024 * 1024
+_BATCH_BYTES_MAX = FRAME_BYTES_MAX // 2  # of paths in one request; the rest of it has room beside
 _BACKOFF_S = (0.05, 2.0)  # first, longest
 _LONG_DEADLINE_S = 600.0  # for work over a whole file or store
 
@@ -102,10 +96,10 @@ class Client:
         self, store: Path, *, start: bool = False, deadline_s: float = CLIENT_DEADLINE_S
     ) -> None:
         self._store = store
-        self._start = start
+        self._starter = NodeStarter(store) if start else None
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._backoff_s = 0.0
         self._retry_at_s = 0.0
 
@@ -115,6 +109,8 @@ class Client:
         if self._lock.acquire(timeout=self._deadline_s / 2):
             try:
                 self._drop()
+                if self._starter is not None:
+                    self._starter.close()
             finally:
                 self._lock.release()
         elif (connection := self._connection) is not None:
@@ -135,7 +131,7 @@ class Client:
     def lookup(self, paths: Sequence[bytes]) -> list[int | None]:
         """The size in bytes of each published file; None is a miss."""
         sizes: list[int | None] = []
-        for batch in _batches(paths, BATCH_ITEMS_MAX):
+        for batch in _path_batches(paths):
             sizes += self._call("sizes", batch)[0]
         return sizes
 
@@ -203,13 +199,14 @@ class Client:
         for batch in _batches(tokens, STAGES_PER_CLIENT_MAX):
             self._call("discard", batch)
 
-    def report_corrupt(self, digest: bytes) -> bool:
-        """Have the node check a blob again; True when it was bad and is quarantined."""
-        return bool(self._call("report_corrupt", digest, deadline_s=_LONG_DEADLINE_S)[0])
+    def report_corrupt(self, digest: bytes, deadline_s: float = _LONG_DEADLINE_S) -> bool:
+        """Have the node check a blob again; True when it was bad and is quarantined. The node reads
+        all of it, which from a disk that fails takes long: no other thread should wait behind."""
+        return bool(self._call("report_corrupt", digest, deadline_s=deadline_s)[0])
 
     def touch(self, paths: Sequence[bytes]) -> None:
         """Note a use without opening."""
-        for batch in _batches(paths, BATCH_ITEMS_MAX):
+        for batch in _path_batches(paths):
             self._call("touch", batch)
 
     # What a shell needs --------------------------------------------------------------------------
@@ -259,14 +256,14 @@ class Client:
 
     def pin(self, paths: Sequence[bytes]) -> int:
         """Protect files from eviction; how many there were."""
-        return sum(self._call("set_pinned", b, True)[0] for b in _batches(paths, BATCH_ITEMS_MAX))
+        return sum(self._call("set_pinned", b, True)[0] for b in _path_batches(paths))
 
     def unpin(self, paths: Sequence[bytes]) -> int:
-        return sum(self._call("set_pinned", b, False)[0] for b in _batches(paths, BATCH_ITEMS_MAX))
+        return sum(self._call("set_pinned", b, False)[0] for b in _path_batches(paths))
 
     def evict(self, paths: Sequence[bytes]) -> int:
         """Remove files that are not pinned; how many."""
-        return sum(self._call("evict", b)[0] for b in _batches(paths, BATCH_ITEMS_MAX))
+        return sum(self._call("evict", b)[0] for b in _path_batches(paths))
 
     def verify(self, path: bytes) -> bool:
         """As `verify_all` for one file. Raises `NamespaceError`: ENOENT when there is none, EIO
@@ -281,7 +278,7 @@ class Client:
         quarantined then), None where there is none, and why for one that cannot be read."""
         return [
             found
-            for batch in _batches(paths, BATCH_ITEMS_MAX)
+            for batch in _path_batches(paths)
             for found in self._call("verify", batch, deadline_s=_LONG_DEADLINE_S)[0]
         ]
 
@@ -306,14 +303,13 @@ class Client:
         # Half for the turn, so that a request never goes out with too little time for its answer: a
         # connection that fails to answer is dropped, with the stages of other threads.
         turn_s = (deadline_s or self._deadline_s) / 2
-        begin_s = time.monotonic()
+        end_s = time.monotonic() + 2 * turn_s
         if not self._lock.acquire(timeout=turn_s):
             raise Unavailable(
                 f"{self._store}: another thread's call takes longer than {turn_s:g} s"
             )
         try:
-            left_s = 2 * turn_s - (time.monotonic() - begin_s)
-            reply, descriptors = self._exchange(operation, arguments, left_s)
+            reply, descriptors = self._exchange(operation, arguments, end_s)
         finally:
             self._lock.release()
         if reply.error is not None:
@@ -321,12 +317,13 @@ class Client:
         return reply.result, descriptors
 
     def _exchange(
-        self, operation: str, arguments: Sequence[Any], deadline_s: float
+        self, operation: str, arguments: Sequence[Any], end_s: float
     ) -> tuple[Reply, list[int]]:
         """One request and its reply, by who holds the lock."""
-        connection = self._connect()
+        connection = self._connect(end_s)
+        frame = connection.encode(operation, arguments)  # one that is refused costs only its caller
         try:
-            return connection.call(operation, list(arguments), deadline_s)
+            return connection.exchange(frame, end_s)
         except (OSError, Unavailable) as error:
             self._drop()
             raise Unavailable(f"{self._store}: the node does not answer ({error})") from error
@@ -334,13 +331,13 @@ class Client:
             self._drop()  # its reply would be taken for that to the next request
             raise
 
-    def _connect(self) -> "_Connection":
+    def _connect(self, end_s: float) -> Connection:
         if self._connection is not None:
             return self._connection
         if time.monotonic() < self._retry_at_s:
             raise Unavailable(f"{self._store}: no node answers; trying again shortly")
         try:
-            self._connection = self._dial()
+            self._connection = self._dial(end_s)
         except Unavailable:
             self._back_off()
             raise
@@ -357,13 +354,19 @@ class Client:
         self._backoff_s = min(max(first_s, self._backoff_s * 2), longest_s)
         self._retry_at_s = time.monotonic() + self._backoff_s
 
-    def _dial(self) -> "_Connection":
+    def _dial(self, end_s: float) -> Connection:
+        """Connect, and start a node where none is. Takes no longer than the call that needs it:
+        those of other threads wait behind it."""
         try:
-            return _Connection(self._store, self._deadline_s)
+            return self._greet(end_s)
         except (FileNotFoundError, ConnectionRefusedError):
-            if not self._start:
+            if self._starter is None:
                 raise
-        return start_node(self._store, lambda: _Connection(self._store, self._deadline_s))
+        return self._starter.connect(lambda: self._greet(end_s), end_s)
+
+    def _greet(self, end_s: float) -> Connection:
+        """However long the call may take, a node greets at once or hangs."""
+        return Connection(self._store, min(end_s, time.monotonic() + self._deadline_s))
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -380,74 +383,17 @@ def _advice(error: OSError) -> str:
     return "there is one, which is stopped, stuck or has too many clients; see node.log"
 
 
-class _Connection:
-    """One connection: a request, its reply, and the descriptors that came with it."""
-
-    def __init__(self, store: Path, deadline_s: float) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._decoder = FrameDecoder()
-        self._number = 0
-        try:
-            self._socket.settimeout(deadline_s)
-            # Room for a whole batch, so that it is sent in one go.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-            directory = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # A socket's own path may not exceed 107 bytes.
-                self._socket.connect(f"/proc/self/fd/{directory}/node.sock")
-            finally:
-                os.close(directory)
-            reply, _ = self.call("hello", [PROTOCOL], deadline_s)
-            if reply.error is not None:
-                raise reply.error
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def abort(self) -> None:
-        """Make a call that waits on another thread fail."""
-        with contextlib.suppress(OSError):  # closed meanwhile
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def call(
-        self, operation: str, arguments: Sequence[Any], deadline_s: float
-    ) -> tuple[Reply, list[int]]:
-        self._number += 1
-        frame = encode_request(Request(self._number, operation, list(arguments)))
-        end_s = time.monotonic() + deadline_s
-        self._socket.settimeout(deadline_s)
-        self._socket.sendall(frame)
-        descriptors: list[int] = []
-        try:
-            reply = self._receive(end_s, descriptors)
-            if reply.number != self._number or reply.descriptors != len(descriptors):
-                raise Unavailable("its reply does not fit the request")
-        except BaseException:
-            for fd in descriptors:
-                os.close(fd)
-            raise
-        return reply, descriptors
-
-    def _receive(self, end_s: float, descriptors: list[int]) -> Reply:
-        room = socket.CMSG_SPACE(DESCRIPTORS_PER_MESSAGE_MAX * array.array("i").itemsize)
-        while True:
-            self._socket.settimeout(max(0.001, end_s - time.monotonic()))
-            data, ancillary, _, _ = self._socket.recvmsg(
-                _RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    received = array.array("i")
-                    received.frombytes(content[: len(content) - len(content) % received.itemsize])
-                    descriptors += received
-            if not data:
-                raise Unavailable("it closed the connection")
-            for value in self._decoder.feed(data):
-                return decode_reply(value)
-
-
 def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def _path_batches(paths: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """As many paths as one request takes, by number and by bytes. One alone always goes: the node
+    says what is wrong with it."""
+    for batch in _batches(paths, BATCH_ITEMS_MAX):
+        if len(batch) == 1 or sum(map(len, batch)) <= _BATCH_BYTES_MAX:
+            yield batch
+        else:
+            middle = len(batch) // 2
+            yield from _path_batches(batch[:middle])
+            yield from _path_batches(batch[middle:])

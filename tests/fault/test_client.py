@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from kvfs.client import Client
-from kvfs.config import DESCRIPTORS_PER_MESSAGE_MAX
-from kvfs.errors import KvfsError, OutOfSpace, Unavailable
+from kvfs.client import Client, StagedFile
+from kvfs.config import (
+    BATCH_ITEMS_MAX,
+    DESCRIPTORS_PER_MESSAGE_MAX,
+    FRAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+)
+from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.wire import PROTOCOL, FrameDecoder, Reply, Request, decode_request, encode_reply
 from tests.processes import wait_until
 
@@ -200,3 +205,35 @@ def test_a_report_of_bad_bytes_may_take_as_long_as_reading_them(scripted, tmp_pa
     scripted(script)
     with Client(tmp_path, deadline_s=0.3) as client:
         assert client.report_corrupt(b"d" * 16)
+
+
+def test_a_request_that_fits_no_frame_costs_nobody_the_connection(scripted, tmp_path: Path) -> None:
+    def script(request: Request) -> Answer:
+        return ([7], 1, None) if request.operation == "stage" else (None, 0, None)
+
+    node = scripted(script)
+    with Client(tmp_path, deadline_s=5.0) as client:
+        (staged,) = client.stage([1])
+        os.close(staged.fd)
+        with pytest.raises(InvalidInput, match="fit a frame"):
+            client.touch([b"x" * FRAME_BYTES_MAX])
+        client.publish([StagedFile(staged.token, b"f", b"d" * 16, 1)])
+    assert node.connections == 1
+    assert [request.operation for request in node.requests] == ["stage", "publish"]
+
+
+def test_the_longest_paths_go_in_as_many_requests_as_they_need(scripted, tmp_path: Path) -> None:
+    paths = [b"%04d" % n + b"x" * (PATH_BYTES_MAX - 4) for n in range(BATCH_ITEMS_MAX)]
+    node = scripted(lambda request: ([int(path[:4]) for path in request.arguments[0]], 0, None))
+    with Client(tmp_path, deadline_s=30.0) as client:
+        assert client.lookup(paths) == list(range(BATCH_ITEMS_MAX))
+    assert len(node.requests) > 1
+
+
+def test_a_report_of_bad_bytes_keeps_to_the_deadline_it_is_given(scripted, tmp_path: Path) -> None:
+    scripted(lambda request: None)
+    with Client(tmp_path, deadline_s=30.0) as client:
+        begin_s = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.report_corrupt(b"d" * 16, deadline_s=0.2)
+        assert time.monotonic() - begin_s < 10
