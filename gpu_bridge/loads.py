@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link
@@ -141,6 +142,7 @@ class Loader:
         self,
         shard: Shard,
         link: Link,
+        complaints: Complaints,
         staging: StagingPool,
         copier: Copier,
         counters: Counters,
@@ -150,6 +152,7 @@ class Loader:
     ) -> None:
         self._shard = shard
         self._link = link
+        self._complaints = complaints
         self._staging = staging
         self._copier = copier
         self._counters = counters
@@ -253,7 +256,7 @@ class Loader:
             data = self._read(job, file, slot)
         except Corrupt as error:
             log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
-            self._link.ask(lambda client: client.report_corrupt(file.digest))
+            self._complaints.complain(file.digest)
             return Failure.CORRUPT
         if data is None:
             return Failure.LATE

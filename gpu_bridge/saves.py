@@ -22,7 +22,7 @@ from gpu_bridge.plan import ChunkSave, Place
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from gpu_bridge.workers import Workers
-from kvfs.chunk import ChunkHeader, chunk_info, encode_header
+from kvfs.chunk import ChunkHeader, chunk_info, encode_header, with_digest
 from kvfs.client import Client, Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
 from kvfs.digest import digest_of
@@ -54,6 +54,20 @@ class SaveEnd:
 
     job: int
     is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The file that a chunk is to become: its header, as yet without the payload's digest."""
+
+    header: ChunkHeader
+    encoded: bytes
+    size_bytes: int
+
+    @property
+    def begin(self) -> int:
+        """Of the payload."""
+        return len(self.encoded)
 
 
 class _Job:
@@ -176,8 +190,10 @@ class Saver:
         jobs = self._without_known(self._without_given_up(jobs))
         if not jobs:
             return
+        drafts = [self._draft(job) for job in jobs]
+        sizes = [draft.size_bytes for draft in drafts]
         try:
-            staged = self._link.ask(lambda client: self._stage(client, jobs))
+            staged = self._link.ask(lambda client: client.stage(sizes))
         except OutOfSpace:
             staged, reason = None, Drop.NO_SPACE
         else:
@@ -187,8 +203,8 @@ class Saver:
                 self._drop(job, reason)
             return
         batch = _Batch(len(jobs))
-        for job, file in zip(jobs, staged, strict=True):
-            if not self._workers.start(self._save, job, file, batch):
+        for job, draft, file in zip(jobs, drafts, staged, strict=True):
+            if not self._workers.start(self._save, job, draft, file, batch):
                 self._drop(job, Drop.CLOSED)
                 os.close(file.fd)
 
@@ -217,25 +233,23 @@ class Saver:
                 self._end(job, is_stored=True, counts={"known_chunks": 1})
         return [job for job in jobs if job.save.job not in known]
 
-    def _stage(self, client: Client, jobs: Sequence[_Job]) -> list[Staged]:
-        return client.stage([self._file_bytes(job) for job in jobs])
-
-    def _file_bytes(self, job: _Job) -> int:
+    def _draft(self, job: _Job) -> _Draft:
         chunk = job.save.chunk
         header = self._shard.header(job.place, chunk, job.save.token_ids)
-        return len(encode_header(header)) + self._shard.payload_bytes(chunk.group)
+        encoded = encode_header(header)  # once: with all token ids it takes a while
+        return _Draft(header, encoded, len(encoded) + self._shard.payload_bytes(chunk.group))
 
-    def _save(self, job: _Job, file: Staged, batch: "_Batch") -> None:
+    def _save(self, job: _Job, draft: _Draft, file: Staged, batch: "_Batch") -> None:
         ready: StagedFile | Drop = Drop.INTERNAL
         try:
-            ready = self._copy_and_write(job, file)
+            ready = self._copy_and_write(job, draft, file)
         finally:
             os.close(file.fd)
             self._note_settled(job)
             if batch.add(job, file, ready):
                 self._finish(batch)
 
-    def _copy_and_write(self, job: _Job, file: Staged) -> StagedFile | Drop:
+    def _copy_and_write(self, job: _Job, draft: _Draft, file: Staged) -> StagedFile | Drop:
         if job.settled.is_set():
             return Drop.FENCED
         with self._staging.slot(BRIDGE_SLOT_DEADLINE_S, spare=self._spare_slots) as slot:
@@ -244,44 +258,34 @@ class Saver:
             if job.settled.is_set():
                 return Drop.FENCED
             began_s = time.monotonic()
-            chunk = job.save.chunk
-            begin = len(encode_header(self._shard.header(job.place, chunk, job.save.token_ids)))
-            end = begin + self._shard.payload_bytes(chunk.group)
             self._copier.gather(
-                self._shard.layouts[chunk.group],
+                self._shard.layouts[job.save.chunk.group],
                 job.save.block_ids,
-                slot.tensor[begin:end],
+                slot.tensor[draft.begin : draft.size_bytes],
                 job.after,
             )
             if not self._note_settled(job):  # the blocks may have been written meanwhile
                 return Drop.FENCED
             try:
-                return self._write(job, file, slot, begin, end)
+                return self._write(job, draft, file, slot)
             except OSError as error:
                 log.warning("kvfs: cannot write a chunk: %s", error)
                 return Drop.IO_ERROR
             finally:
                 self._counters.add("save_seconds", time.monotonic() - began_s)
 
-    def _write(self, job: _Job, file: Staged, slot: Slot, begin: int, end: int) -> StagedFile:
+    def _write(self, job: _Job, draft: _Draft, file: Staged, slot: Slot) -> StagedFile:
         """Write the payload while its digests are made, and then the header that needs one."""
-        sealing = in_background(self._seal, job, slot, begin, end)
+        begin, end = draft.begin, draft.size_bytes
+        sealing = in_background(_seal, draft, slot)
         try:
             write_from(file.fd, slot.memory[begin:end], begin)
         finally:
             wait([sealing])
-        header, digest = sealing.result()
+        digest = sealing.result()
         write_from(file.fd, slot.memory[:begin])
         path = self._shard.path(job.place, job.save.chunk)
-        return StagedFile(file.token, path, digest, end, chunk_info(header))
-
-    def _seal(self, job: _Job, slot: Slot, begin: int, end: int) -> tuple[ChunkHeader, bytes]:
-        """Put the header before the payload; with the digest of the whole."""
-        save = job.save
-        payload_digest = digest_of(slot.memory[begin:end])
-        header = self._shard.header(job.place, save.chunk, save.token_ids, payload_digest)
-        slot.memory[:begin] = encode_header(header)
-        return header, digest_of(slot.memory[:end])
+        return StagedFile(file.token, path, digest, end, chunk_info(draft.header))
 
     def _finish(self, batch: "_Batch") -> None:
         """Publish what is ready, discard the rest, and report the ends of all."""
@@ -337,6 +341,13 @@ class Saver:
                 self._counters.add(name, amount)
             self._ends.append(SaveEnd(job.save.job, is_stored))
             self._lock.notify_all()
+
+
+def _seal(draft: _Draft, slot: Slot) -> bytes:
+    """Put the header before the payload; the digest of the whole."""
+    payload = slot.memory[draft.begin : draft.size_bytes]
+    slot.memory[: draft.begin] = with_digest(draft.encoded, digest_of(payload))
+    return digest_of(slot.memory[: draft.size_bytes])
 
 
 def _publish(client: Client, files: Sequence[StagedFile]) -> bool:

@@ -34,14 +34,8 @@ class Shard:
     def path(self, place: Place, chunk: Chunk) -> bytes:
         return chunk_path(place.namespace, self._key(chunk.hash, chunk.group))
 
-    def header(
-        self,
-        place: Place,
-        chunk: Chunk,
-        token_ids: tuple[int, ...] | None,
-        digest: bytes = _NO_DIGEST,
-    ) -> ChunkHeader:
-        """The header of a chunk file; its length does not depend on the payload's digest."""
+    def header(self, place: Place, chunk: Chunk, token_ids: tuple[int, ...] | None) -> ChunkHeader:
+        """The header of a chunk file, before the payload's digest is known."""
         return ChunkHeader(
             model=place.model,
             fingerprint=place.fingerprint,
@@ -52,7 +46,7 @@ class Shard:
             group=chunk.group,
             shard=self.index,
             engine=self.engine,
-            digest=digest,
+            digest=_NO_DIGEST,
             token_ids=token_ids,
             tensors=self.layouts[chunk.group].specs(self.blocks(chunk.group)),
         )

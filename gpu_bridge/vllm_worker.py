@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import Copier, copier_for
 from gpu_bridge.counters import Counters
 from gpu_bridge.layout import GroupLayout
@@ -21,6 +22,7 @@ from gpu_bridge.saves import Saver
 from gpu_bridge.settings import BridgeSettings
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import StagingPool, slots_for
+from kvfs.client import Client
 from kvfs.config import (
     BRIDGE_FENCE_DEADLINE_S,
     BRIDGE_SHUTDOWN_DEADLINE_S,
@@ -71,10 +73,11 @@ class WorkerSide:
             Link(settings.store, deadline_s=settings.deadline_s, start=settings.start_node)
             for _ in range(2)
         ]
+        self._complaints = Complaints(Client(settings.store), settings.deadline_s)
         self._counters = counters
         self._copier = copier
         self._loader = Loader(
-            shard, self._links[0], staging, copier, counters,
+            shard, self._links[0], self._complaints, staging, copier, counters,
             threads=settings.threads, deadline_s=settings.deadline_s,
         )  # fmt: skip
         self._saver = Saver(
@@ -155,5 +158,6 @@ class WorkerSide:
         """Save what is still to be saved, within a deadline."""
         self._saver.close(BRIDGE_SHUTDOWN_DEADLINE_S)
         self._loader.close()
+        self._complaints.close()
         for link in self._links:
             link.close()

@@ -43,6 +43,7 @@ _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _FREE_FIELDS = frozenset(("engine", "digest", "token_ids"))  # say nothing of what the bytes mean
 _BEGIN = f'{{"{_METADATA}":'
+_DIGEST_BEGIN = b',"digest":"'  # in no text: a quote in one has a backslash before it
 _CACHED_CHARACTERS_MAX = 64 * 1024
 _CACHED_TENSORS_MAX = 1024
 _DECODER = json.JSONDecoder()
@@ -95,6 +96,12 @@ def encode_header(header: ChunkHeader) -> bytes:
         _reject(f"the file would be larger than {CHUNK_BYTES_MAX} bytes")
     length = header_bytes - _LENGTH.size
     return _LENGTH.pack(length) + text.ljust(length)
+
+
+def with_digest(encoded: bytes, digest: bytes) -> bytes:
+    """What `encode_header` gave, with another digest in it."""
+    begin = encoded.index(_DIGEST_BEGIN) + len(_DIGEST_BEGIN)
+    return encoded[:begin] + digest.hex().encode() + encoded[begin + 2 * DIGEST_BYTES :]
 
 
 def payload_bytes(header: ChunkHeader) -> int:

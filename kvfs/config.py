@@ -57,6 +57,7 @@ BRIDGE_SHUTDOWN_DEADLINE_S = 10.0
 BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
 BRIDGE_SAVES_MAX = 512  # chunks that wait to be saved
 BRIDGE_OPEN_BATCH = 16  # chunks that are opened together; a request has few more open
+BRIDGE_COMPLAINTS_MAX = 64  # corrupt chunks that the node is still to be told of
 BRIDGE_SUSPECTS_MAX = 4096  # chunks that did not hold what their name says
 
 # The mount.

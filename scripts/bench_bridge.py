@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402  (path first)
 
+from gpu_bridge.complaints import Complaints  # noqa: E402
 from gpu_bridge.copies import CpuCopier  # noqa: E402
 from gpu_bridge.counters import Counters  # noqa: E402
 from gpu_bridge.layout import group_layout  # noqa: E402
@@ -49,6 +50,7 @@ from gpu_bridge.plan import (  # noqa: E402
 from gpu_bridge.saves import Saver  # noqa: E402
 from gpu_bridge.shard import Shard  # noqa: E402
 from gpu_bridge.staging import StagingPool  # noqa: E402
+from kvfs.client import Client  # noqa: E402
 from kvfs.config import BRIDGE_STAGING_BYTES, MIB  # noqa: E402
 from kvfs.names import fingerprint_of, namespace_path  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
@@ -82,9 +84,11 @@ class Engine:
         )
         counters, copier = Counters(), CpuCopier()
         self.links = [Link(store, deadline_s=DEADLINE_S, start=False) for _ in range(2)]
+        self.complaints = Complaints(Client(store), DEADLINE_S)
         self.loader = Loader(
-            shard, self.links[0], staging, copier, counters, threads=threads, deadline_s=DEADLINE_S
-        )
+            shard, self.links[0], self.complaints, staging, copier, counters,
+            threads=threads, deadline_s=DEADLINE_S,
+        )  # fmt: skip
         self.saver = Saver(shard, self.links[1], staging, copier, counters, threads=threads)
         self.shard = shard
         self.hashes: list[bytes] = []
@@ -151,6 +155,7 @@ class Engine:
     def close(self) -> None:
         self.saver.close(DEADLINE_S)
         self.loader.close()
+        self.complaints.close()
         for link in self.links:
             link.close()
 

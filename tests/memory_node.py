@@ -95,7 +95,7 @@ class MemoryNode:
         for token in tokens:
             os.close(self.open_staged.pop(token))
 
-    def report_corrupt(self, digest: bytes) -> bool:
+    def report_corrupt(self, digest: bytes, deadline_s: float) -> bool:
         self._note("report_corrupt")
         self.reported.append(digest)
         return True

@@ -22,6 +22,7 @@ from kvfs.chunk import (
     match_header,
     payload_bytes,
     verify,
+    with_digest,
 )
 from kvfs.config import PAGE_BYTES
 from kvfs.errors import Corrupt, InvalidInput
@@ -94,6 +95,19 @@ def test_every_header_reads_back(header: ChunkHeader) -> None:
     data = encode_header(header)
     found, offset = decode_header(data, len(data) + payload_bytes(header))
     assert (found, offset) == (header, len(data))
+
+
+@given(
+    headers(),
+    st.sampled_from(["m", ',"digest":"', '"digest":"']),
+    st.binary(min_size=16, max_size=16),
+)
+def test_a_digest_is_put_where_a_header_has_it(
+    header: ChunkHeader, model: str, digest: bytes
+) -> None:
+    header = replace(header, model=model)
+    encoded = encode_header(replace(header, digest=digest))
+    assert with_digest(encode_header(header), digest) == encoded
 
 
 @given(headers(), headers(), st.data())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import CpuCopier
 from gpu_bridge.counters import Counters
 from gpu_bridge.layout import GroupLayout, group_layout
@@ -25,7 +26,7 @@ from gpu_bridge.plan import (
 from gpu_bridge.saves import Saver
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import StagingPool
-from kvfs.chunk import digest_tokens, verify
+from kvfs.chunk import ChunkHeader, digest_tokens, encode_header, verify
 from kvfs.config import BRIDGE_OPEN_BATCH, BRIDGE_SAVES_MAX
 from kvfs.digest import digest_of
 from tests.memory_node import MemoryNode
@@ -78,12 +79,13 @@ class Bench:
     def __init__(self, *, slots: int = 4, deadline_s: float = WAIT_S) -> None:
         self.memory = Memory()
         self.node = MemoryNode()
+        self.complaints = Complaints(self.node, WAIT_S)
         self.counters = Counters()
         self.copier = CpuCopier()
         slot_bytes = self.memory.shard.file_bytes_max("m")
         self.staging = StagingPool(slots, slot_bytes, pin=False)
         self.loader = Loader(
-            self.memory.shard, self.node, self.staging, self.copier, self.counters,
+            self.memory.shard, self.node, self.complaints, self.staging, self.copier, self.counters,
             threads=2, deadline_s=deadline_s,
         )  # fmt: skip
         self.saver = Saver(
@@ -123,6 +125,7 @@ class Bench:
     def close(self) -> None:
         self.saver.close(WAIT_S)
         self.loader.close()
+        self.complaints.close()
         wait_until(lambda: self.staging.free == self.staging.count)
 
 
@@ -153,6 +156,21 @@ def test_what_is_saved_is_a_chunk_file_and_comes_back(bench: Bench, tmp_path) ->
     assert outcome.is_whole and not outcome.suspects
     assert bench.memory.blocks() == [*before[:9], *before[1:5], *before[13:]]
     assert bench.node.calls == ["lookup", "stage", "publish", "open"]
+
+
+def test_a_header_with_its_token_ids_is_encoded_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[ChunkHeader] = []
+
+    def encode(header: ChunkHeader) -> bytes:
+        encoded.append(header)
+        return encode_header(header)
+
+    monkeypatch.setattr("gpu_bridge.saves.encode_header", encode)
+    bench.save(0, 1, 2)
+    assert bench.saver.flush(WAIT_S)
+    assert [header.token_start for header in encoded] == [0, 32, 64]
 
 
 def test_what_the_store_has_is_not_written_again_unless_it_is_bad(bench: Bench) -> None:
@@ -289,7 +307,48 @@ def test_a_bad_chunk_is_a_miss_and_what_came_before_it_stays(
     assert bench.counts()[f"failed_loads.{FAILURES[kind]}"] == 1
     is_written_anew = FAILURES[kind] != "missing"
     assert outcome.suspects == ({HASHES[3]} if is_written_anew else set())
+    if FAILURES[kind] == "corrupt":
+        wait_until(lambda: len(bench.node.reported) == 1, WAIT_S)
     assert bool(bench.node.reported) == (FAILURES[kind] == "corrupt")
+
+
+def test_a_node_that_is_long_in_reading_a_bad_chunk_again_keeps_no_load_waiting(
+    bench: Bench, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("a chunk is corrupt")
+    bench.save(0, 1, 2)
+    assert bench.saver.flush(WAIT_S)
+    spoil(bench, "flipped")
+    began, held = threading.Event(), threading.Event()
+
+    def read_again(name: str) -> None:
+        if name == "report_corrupt":
+            began.set()
+            held.wait(WAIT_S)
+
+    bench.node.before = read_again
+    try:
+        for _ in range(2):
+            bench.load("r", [9, 10, 11, 12, 13, 14])
+            assert bench.outcome().failed_blocks == {11, 12, 13, 14}
+        assert began.wait(WAIT_S)
+        wait_until(lambda: bench.staging.free == bench.staging.count)
+        assert not bench.node.reported
+    finally:
+        held.set()
+    wait_until(lambda: len(bench.node.reported) == 1)  # told once of one blob
+
+
+def test_a_complaint_that_is_not_answered_costs_a_line_in_the_log(
+    bench: Bench, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("did not look at corrupt blob 6161: away")
+    bench.node.is_away = True
+    bench.complaints.complain(b"aa")
+    wait_until(lambda: not bench.complaints._waiting)
+    bench.node.is_away = False
+    bench.complaints.complain(b"bb")
+    wait_until(lambda: bench.node.reported == [b"bb"])
 
 
 def test_a_chunk_of_another_model_or_fingerprint_is_a_miss(

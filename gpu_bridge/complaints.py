@@ -1,0 +1,49 @@
+"""Tells the node of corrupt chunks, apart from all loads.
+
+The node reads such a chunk again, whole, to see for itself, which on a sick disk takes long. So
+this has a thread and a connection of its own, and no buffer. A complaint that is dropped or not
+answered costs little: the request recomputes the chunk, and what is recomputed replaces it.
+"""
+
+import logging
+import threading
+
+from gpu_bridge.workers import Workers
+from kvfs.client import Client
+from kvfs.config import BRIDGE_COMPLAINTS_MAX
+from kvfs.errors import KvfsError
+
+log = logging.getLogger(__name__)
+
+
+class Complaints:
+    """`complain` may be called from any thread and never blocks. Owns the client."""
+
+    def __init__(self, client: Client, deadline_s: float) -> None:
+        self._client = client
+        self._deadline_s = deadline_s
+        self._workers = Workers(1, "kvfs-complain")
+        self._lock = threading.Lock()
+        self._waiting: set[bytes] = set()
+
+    def complain(self, digest: bytes) -> None:
+        """Have the node look at a blob, unless it is about to or too many wait."""
+        with self._lock:
+            if digest in self._waiting or len(self._waiting) >= BRIDGE_COMPLAINTS_MAX:
+                return
+            self._waiting.add(digest)
+        self._workers.start(self._report, digest)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._workers.close()
+        self._client.close()
+
+    def _report(self, digest: bytes) -> None:
+        try:
+            self._client.report_corrupt(digest, self._deadline_s)
+        except KvfsError as error:
+            log.warning("kvfs: the node did not look at corrupt blob %s: %s", digest.hex(), error)
+        finally:
+            with self._lock:
+                self._waiting.discard(digest)
