@@ -188,13 +188,15 @@ def _set_metadata_aside(meta: Path) -> None:
 
 
 async def _sync_always(node: Node) -> None:
-    """Bound what a crash of the machine may lose."""
+    """Bound what a crash of the machine may lose; and do what could not be written before."""
     while True:
         await trio.sleep(META_SYNC_INTERVAL_S)
         try:
             await trio.to_thread.run_sync(node.meta.sync)
         except (OutOfSpace, Unavailable) as error:  # not the end: the next time it may do
             log.warning("%s", error)
+        while node.retry_orphans():
+            await trio.lowlevel.checkpoint()
 
 
 def _raise_descriptor_limit() -> None:

@@ -26,9 +26,10 @@ from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
+from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.names import parse_chunk_path
+from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
@@ -81,6 +82,7 @@ class Node:
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
+        self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self._watchers: list[Callable[[Change], None]] = []
         self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
@@ -94,6 +96,7 @@ class Node:
             self.counters,
             self._next_stamp,
             self._tell_published,
+            self._orphans.reap,
         )
 
     # Names ---------------------------------------------------------------------------------------
@@ -123,15 +126,13 @@ class Node:
         self._held[ino] = self._held.get(ino, 0) + 1
 
     def release(self, ino: int) -> None:
-        """Pairs with `hold`; the last one lets an orphan go."""
+        """Pairs with `hold`; the last one lets an orphan go, later if it can't be now."""
         count = self._held[ino] - 1
         if count:
             self._held[ino] = count
             return
         del self._held[ino]
-        inode = self.meta.inode(ino)
-        if inode is not None:
-            self.drop_orphan(inode)
+        self._orphans.release(ino)
 
     def watch(self, callback: Callable[[Change], None]) -> None:
         """Call back, in the node's thread, on every change that the mount did not make itself."""
@@ -143,10 +144,17 @@ class Node:
             callback(Change(parent, name, ino))
 
     def drop_orphan(self, inode: Inode) -> None:
-        """Let go of a file that has no name and no open handle."""
+        """Let go of a file that has no name and no open handle, later if it can't be now."""
         if inode.nlink == 0 and inode.ino not in self._held:
-            self.meta.forget([inode.ino])
-            self.reclaim.reap()
+            self._orphans.drop([inode.ino])
+
+    def abandon(self, ino: int) -> None:
+        """Remove the names of a file that was never published, later if it can't be now."""
+        self._orphans.abandon(ino)
+
+    def retry_orphans(self) -> bool:
+        """Try again what `release` and the like had to put off; whether there is more to do."""
+        return self._orphans.retry()
 
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:
@@ -243,13 +251,17 @@ class Node:
     def _lose(self, digest: bytes) -> None:
         self._checks.forget(digest)
         lost = self.meta.lose(digest, self.now_ns())
-        self.meta.forget([inode.ino for _, _, inode in lost if inode.ino not in self._held])
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)
+        self._orphans.drop([inode.ino for _, _, inode in lost])
 
     def touch(self, inos: Sequence[int]) -> None:
-        """Note a use, the first as the most recent."""
-        self.meta.touch(inos, self._next_stamp(len(inos)))
+        """Note a use, the first as the most recent; or not, where it cannot be written: a full disk
+        keeps nobody from reading."""
+        try:
+            self.meta.touch(inos, self._next_stamp(len(inos)))
+        except (OutOfSpace, Unavailable) as error:
+            log.debug("a use is not noted: %s", error)
 
     def _next_stamp(self, count: int) -> int:
         """The newest of so many stamps, all of them newer than any before."""
@@ -356,12 +368,11 @@ class Node:
 
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> None:
-        """Remove every name of these files, as eviction does."""
-        orphans = self.meta.unlink_all(inos, self.now_ns())
-        self.meta.forget([ino for ino in inos if ino not in self._held])
-        self.reclaim.reap()
-        for parent, name, inode in orphans:
+        """Remove every name of these files, as eviction does. Raises when their room stays taken,
+        with or without the names."""
+        for parent, name, inode in self.meta.unlink_all(inos, self.now_ns()):
             self.notify(parent, name, inode.ino)
+        self._orphans.drop_now(inos)
 
     def on_shortage(self, callback: Callable[[], None]) -> None:
         """Call back, in the node's thread, when room is needed: holds that are only kept for

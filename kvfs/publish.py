@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 class Publisher:
     """Publications of one node. `next_stamp(count)` gives the newest of so many stamps in the order
-    of use; `tell(published)` hears of each name that came and of what it replaced."""
+    of use; `tell(published)` hears of each name that came and of what it replaced; `reap` removes
+    the files of doomed blobs and never raises: what was published is, whatever comes of the rest."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Publisher:
         counters: Counters,
         next_stamp: Callable[[int], int],
         tell: Callable[[Published], None],
+        reap: Callable[[], None],
     ) -> None:
         self._directories = directories
         self._meta = engine
@@ -48,6 +50,7 @@ class Publisher:
         self._counters = counters
         self._next_stamp = next_stamp
         self._tell = tell
+        self._reap = reap
 
     async def prepare(self, contents: Sequence[Content]) -> None:
         """Do what is slow in a publication and may be done before it."""
@@ -81,7 +84,7 @@ class Publisher:
             self._counters.published_files += 1
             self._counters.published_bytes += content.size_bytes
             self._tell(result)
-        self._reclaim.reap()
+        self._reap()
         return [result.inode for result in published]
 
     def _place(self, contents: Sequence[Content], places: dict[bytes, int]) -> None:

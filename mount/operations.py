@@ -111,13 +111,19 @@ class Operations(pyfuse3.Operations):
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for number, lookups in inode_list:
-            if number >= VIEW_BASE:
-                self._view.forget(number, lookups)
-            else:
-                self._removed.forget(number)
-                self.lingering.drop(self.files.numbers.ino(number))
-                self.files.numbers.forget(number, lookups)
-                self.files.note_forgotten(number)
+            try:
+                self._forget(number, lookups)
+            except Exception:  # pyfuse3 catches nothing here: it would be the end of the mount
+                log.exception("forget of inode %d failed", number)
+
+    def _forget(self, number: int, lookups: int) -> None:
+        if number >= VIEW_BASE:
+            self._view.forget(number, lookups)
+        else:
+            self._removed.forget(number)
+            self.lingering.drop(self.files.numbers.ino(number))
+            self.files.numbers.forget(number, lookups)
+            self.files.note_forgotten(number)
 
     @request
     async def mknod(
@@ -125,8 +131,10 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         if stat.S_ISREG(mode):
             opened, inode = self._create(parent, name, mode, os.O_WRONLY, ctx)
-            await self.files.flush(opened.fh)
-            await self.files.release(opened.fh)
+            try:
+                await self.files.flush(opened.fh)
+            finally:  # the kernel will not: it knows of no open file
+                await self.files.release(opened.fh)
         else:
             inode = self._make(parent, name, mode, ctx, rdev=rdev)
         return self._entry(self._node.meta.inode(inode.ino) or inode)

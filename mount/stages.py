@@ -157,7 +157,7 @@ class Stages:
         inode = self._node.meta.inode(version.ino)
         if inode is not None and inode.nlink and not inode.is_published:
             log.info("inode %d was not published; its names are dropped", inode.ino)
-            self._node.drop_files([inode.ino])
+            self._node.abandon(inode.ino)
 
     async def _start(self, version: Version) -> Stage:
         """The version's stage, made with a copy of its blob if there is none."""
