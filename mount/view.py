@@ -99,13 +99,13 @@ class View:
         if place is None:
             raise NamespaceError(errno.ENOENT)
         number = self._number(place, parent)
-        try:
-            inode = await self._inode(place, number)
-        except BaseException:
-            self.forget(number, 0)
-            raise
+        # Counted before the wait: a FORGET in it would take the number away.
         self._lookups[number] = self._lookups.get(number, 0) + 1
-        return _shown(inode)
+        try:
+            return _shown(await self._inode(place, number))
+        except BaseException:
+            self.forget(number, 1)
+            raise
 
     async def getattr(self, number: int) -> pyfuse3.EntryAttributes:
         return _shown(await self._inode(self._place(number), number))
@@ -151,8 +151,9 @@ class View:
         place = self._place(number)
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             raise NamespaceError(errno.EACCES)
+        content = await self._write(place)  # meanwhile others are numbered
         self._last += 1
-        self._open[self._last] = await self._write(place)
+        self._open[self._last] = content
         return pyfuse3.FileInfo(fh=self._last, direct_io=True, keep_cache=False)
 
     def read(self, fh: int, offset: int, size_bytes: int) -> memoryview:
