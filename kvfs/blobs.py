@@ -29,7 +29,7 @@ from kvfs.config import (
     DirectoryConfig,
     Share,
 )
-from kvfs.errors import OWNED_ELSEWHERE, InvalidInput, Unavailable
+from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import NOT_FOREIGN, STORE_MARK, check_directory
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.stored import allocated_bytes
@@ -73,7 +73,7 @@ class BlobDirectory:
         """Take a store directory, made if it is missing or empty.
 
         Raises `InvalidInput` for a directory that holds something else or another version, and
-        `Unavailable` when another node owns it. Nothing is changed then.
+        `OwnedElsewhere` when another node owns it. Nothing is changed then.
         """
         path = config.path
         mark = path / STORE_MARK
@@ -104,7 +104,7 @@ class BlobDirectory:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
         except BlockingIOError as error:
             os.close(lock_fd)
-            raise Unavailable(f"{path}: {OWNED_ELSEWHERE}") from error
+            raise OwnedElsewhere(path) from error
         except OSError as error:
             os.close(lock_fd)
             raise InvalidInput(str(path), f"cannot be used: {error.strerror}") from error

@@ -53,7 +53,13 @@ class Unavailable(KvfsError):
     """The other side does not answer: no node, a deadline passed, a store in use already."""
 
 
-OWNED_ELSEWHERE = "another node owns this store"  # how `Unavailable` says that a lock is taken
+class OwnedElsewhere(Unavailable):
+    """Another node owns the store: its lock is taken."""
+
+    words = "another node owns this store"  # who starts a node looks for them in what it said
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{path}: {self.words}")
 
 
 def first_of(group: BaseExceptionGroup[KvfsError]) -> KvfsError:

@@ -34,7 +34,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 async def running(config: Config) -> AsyncIterator[Node]:
     """Own a store for the length of a `with` block, serving its socket.
 
-    Raises `Unavailable` when another node owns it and `InvalidInput` when a directory is unfit.
+    Raises `OwnedElsewhere` when another node owns it and `InvalidInput` when a directory is unfit.
     """
     _raise_descriptor_limit()
     with ExitStack() as stack:

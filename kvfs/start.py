@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvfs.config import CLIENT_START_INTERVAL_S, IDLE_EXIT_S
-from kvfs.errors import OWNED_ELSEWHERE, Unavailable
+from kvfs.errors import OwnedElsewhere, Unavailable
 
 Connected = TypeVar("Connected")
 
@@ -128,7 +128,7 @@ class _Child:
         return lines[-1].removeprefix("kvfs serve: ") if lines else f"code {code}"
 
     def _was_too_late(self) -> bool:
-        return any(OWNED_ELSEWHERE in line for line in self._lines())
+        return any(OwnedElsewhere.words in line for line in self._lines())
 
     def _lines(self) -> list[str]:
         return os.pread(self._said, _SAID_BYTES_MAX, 0).decode("utf-8", "replace").splitlines()
