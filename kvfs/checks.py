@@ -40,7 +40,7 @@ class Checks:
             return True
         self._running[digest] = trio.Event()
         try:
-            found = await trio.to_thread.run_sync(_digest_of_path, path)
+            found = await trio.to_thread.run_sync(_digest_of_path, path, abandon_on_cancel=True)
         finally:
             self._running.pop(digest).set()
         if found == digest:

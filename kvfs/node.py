@@ -324,10 +324,13 @@ class Node:
         caller has hashed them."""
         directory = self.directories[stage.directory]
         assert directory is not None
-        digest = await trio.to_thread.run_sync(_prepare, directory, stage.fd, digest)
+        own_fd = os.dup(stage.fd) if digest is None else -1
+        digest = await trio.to_thread.run_sync(
+            _prepare, directory, own_fd, digest, abandon_on_cancel=True
+        )
         size_bytes = os.fstat(stage.fd).st_size
         if self.config.fsync:
-            await trio.to_thread.run_sync(os.fsync, stage.fd)
+            await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
         content = Content(stage, digest, size_bytes, mtime_ns, ino=ino, is_hashed=True)
         inode = self.publisher.publish([content])[0]
         await self.index_chunk(inode)
@@ -409,9 +412,13 @@ class Node:
 
 
 def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
-    """A place for a stage's blob, and its digest unless it is known. Blocks."""
+    """A place for a stage's blob, and its digest unless it is known: of `fd`, which is then closed.
+    Blocks; who waited may have gone."""
     if digest is None:
-        digest = digest_file(fd)
+            await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
+        content = Content(stage, digest, size_bytes, mtime_ns, ino=ino, is_hashed=True)
+        inode = self.publisher.publish([content])[0]
+        await self.index_chunk(inode)
     directory.make_leaves([digest])
     return digest
 

@@ -40,10 +40,20 @@ class OpenBytes:
             return data
         self._reads += 1
         try:
-            return await trio.to_thread.run_sync(_read_whole, self.fd, offset, size_bytes)
-        finally:
-            self._reads -= 1
-            self._close_if_done()
+            data = await trio.to_thread.run_sync(
+                _read_whole, self.fd, offset, size_bytes, abandon_on_cancel=True
+            )
+        except trio.Cancelled:
+            raise  # the thread may still read, so the descriptor stays open: this is the end anyway
+        except BaseException:
+            self._end_read()
+            raise
+        self._end_read()
+        return data
+
+    def _end_read(self) -> None:
+        self._reads -= 1
+        self._close_if_done()
 
     def _read_cached(self, offset: int, size_bytes: int) -> memoryview | None:
         """The bytes if memory has them all, or the file ends there; else None."""

@@ -337,7 +337,8 @@ class OpenFiles:
         """Put a stage's bytes on the disk. Published ones are the node's to sync."""
         stage = self._handles[fh].version.stage
         if stage is not None:
-            await trio.to_thread.run_sync(os.fdatasync if data_only else os.fsync, stage.fd)
+            sync = os.fdatasync if data_only else os.fsync
+            await trio.to_thread.run_sync(sync, stage.fd, abandon_on_cancel=True)
 
     async def release(self, fh: int) -> None:
         """The last descriptor of an open has gone."""

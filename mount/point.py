@@ -25,7 +25,8 @@ from mount.owner import Owner
 SUBTYPE = "kvfs"
 _QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
     """
     entry = _find_shown(mountpoint)
     while entry is not None:
-        answer = _probe(entry.mountpoint)
+        answer = probe(entry.mountpoint)
         if answer is None:
             raise Unavailable(
                 f"{mountpoint}: a kvfs of {entry.store} is mounted here and does not answer; see"
@@ -162,8 +163,9 @@ def find_triggers(mountinfo: str) -> set[Path]:
     return found
 
 
-def _probe(mountpoint: Path) -> int | None:
-    """0 when a mount answers, the errno that it gives, None when it is silent."""
+def probe(mountpoint: Path, deadline_s: float = MOUNT_PROBE_S) -> int | None:
+    """0 when a mount answers, the errno that it gives, None when it is silent. Asked from a thread,
+    since nothing can interrupt a question to a mount that hangs."""
     answers: list[int] = []
 
     def ask() -> None:
@@ -179,7 +181,7 @@ def _probe(mountpoint: Path) -> int | None:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(MOUNT_PROBE_S)
+    asking.join(deadline_s)
     return answers[0] if answers else None
 
 
@@ -240,6 +242,19 @@ def _busy(mountpoint: Path) -> Busy:
 def _detach(mountpoint: Path) -> None:
     """Take a dead mount away, whoever still holds files of it."""
     _unmount(mountpoint, lazy=True)
+
+
+def abort(mountpoint: Path) -> None:
+    """Let whatever waits for the mount at a place fail, since nobody will answer. Where neither
+    root nor the kernel's control files are at hand, it waits until the process has gone."""
+    entry = find_mount(mountpoint)
+    if entry is None:
+        return
+    try:
+        control = _CONNECTIONS / entry.device.rpartition(":")[2] / "abort"
+        control.write_text("1", encoding="ascii")
+    except OSError:
+        _umount2(entry.mountpoint, _MNT_FORCE | _MNT_DETACH)
 
 
 def _umount2(mountpoint: Path, flags: int) -> int:

@@ -2,7 +2,8 @@
 
 Order at the end: no more notices to the kernel (one may wait for a request), then no more requests,
 then what was not published is dropped, the mount is taken down, and the node stops. Whoever ends
-the mount from outside (umount, fusermount) ends the request loop, and the rest follows.
+the mount from outside (umount, fusermount) ends the request loop, and the rest follows. Requests
+that do not end, on a disk that hangs, are given up: whoever waits for them gets ECONNABORTED.
 """
 
 import logging
@@ -26,7 +27,7 @@ from kvfs.daemon import (
     tell_failure,
     tell_ready,
 )
-from kvfs.errors import KvfsError, Unavailable, first_of
+from kvfs.errors import KvfsError, OwnedElsewhere, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
 from kvfs.supervisor import tell_supervisor
@@ -35,6 +36,8 @@ from mount.operations import Operations
 from mount.owner import describe, wait_free
 from mount.point import (
     SUBTYPE,
+    MountEntry,
+    abort,
     count_hidden,
     find_mount,
     find_mounts,
@@ -162,11 +165,11 @@ async def serve_mount(
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.files.describe
                     await _serve_requests(operations, config, mountpoint, signals, on_ready)
-        except Unavailable as error:
+        except OwnedElsewhere as error:
             raise _explain(error, config) from error
 
 
-def _explain(error: Unavailable, config: Config) -> Unavailable:
+def _explain(error: OwnedElsewhere, config: Config) -> Unavailable:
     """Say how a store that another node owns is served."""
     home = os.path.realpath(config.home)
     for entry in find_mounts():
@@ -181,6 +184,8 @@ def _explain(error: Unavailable, config: Config) -> Unavailable:
             f"{config.home} is served to files that are open in {node.mountpoint}, which was"
             f" unmounted; close them, or end process {node.pid}"
         )
+    if node is None:
+        return Unavailable(f"{error}, which does not answer; see node.log there")
     return Unavailable(f"{error} without a mount (kvfs serve); stop that first, then mount")
 
 
@@ -195,15 +200,18 @@ async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> 
     except RuntimeError as error:
         hint = "; allow_other needs user_allow_other in /etc/fuse.conf" if os.geteuid() else ""
         raise KvfsError(f"{mountpoint}: the kernel refuses the mount ({error}){hint}") from error
-    own = find_mount(mountpoint)
+    own: MountEntry | None = None
     try:
+        own = find_mount(mountpoint)
         yield
     finally:
-        operations.files.close()
-        operations.lingering.drop_all()
-        # It may have been detached, and another mount may have its place.
-        pyfuse3.close(unmount=own is None or find_mount(mountpoint) == own)
-        log.info("unmounted %s", mountpoint)
+        try:
+            operations.files.close()
+            operations.lingering.drop_all()
+        finally:  # whatever failed: a mount that nobody serves must not stay
+            # It may have been detached, and another mount may have its place.
+            pyfuse3.close(unmount=own is None or find_mount(mountpoint) == own)
+            log.info("unmounted %s", mountpoint)
 
 
 async def _serve_requests(
@@ -239,6 +247,9 @@ async def _serve_requests(
         nursery.start_soon(_announce, operations, config, mountpoint, on_ready)
         with requests:
             await pyfuse3.main(min_tasks=_TASKS_IDLE, max_tasks=_TASKS_MAX)
+        if requests.cancelled_caught:  # no answer will come, for which a notice may wait
+            log.warning("requests that did not end within %g s are given up", MOUNT_STOP_DEADLINE_S)
+            abort(mountpoint)
         nursery.cancel_scope.cancel()
 
 

@@ -56,7 +56,7 @@ async def test_it_is_closed_after_its_last_read(fd: int, monkeypatch: pytest.Mon
     go_on = trio.Event()
     started = trio.Event()
 
-    async def slow(function: object, *arguments: object) -> bytes:
+    async def slow(function: object, *arguments: object, **options: object) -> bytes:
         started.set()
         await go_on.wait()
         return b"late"

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,14 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.config import MOUNT_STOP_DEADLINE_S, Config, DirectoryConfig
+from kvfs.errors import OutOfSpace, Unavailable
 from mount import run
 
 
 def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
 ) -> None:
+    allow_warnings.append("are given up")
     ended_s: list[float] = []
 
     async def serve() -> None:
@@ -58,3 +61,40 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
 
     trio.run(serve, clock=MockClock(autojump_threshold=0))
     assert ended_s == [pytest.approx(MOUNT_STOP_DEADLINE_S, abs=1)]
+
+
+async def test_a_failing_end_takes_the_mount_down_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(pyfuse3, "init", lambda *arguments: None)
+
+    def close(*, unmount: bool) -> None:
+        closed.append(unmount)
+
+    monkeypatch.setattr(pyfuse3, "close", close)
+
+    def refuse() -> None:
+        raise OutOfSpace("full")
+
+    operations = SimpleNamespace(
+        files=SimpleNamespace(close=refuse), lingering=SimpleNamespace(drop_all=refuse)
+    )
+    config = Config((DirectoryConfig(tmp_path),))
+    with pytest.raises(OutOfSpace):
+        async with run._mounted(operations, config, tmp_path):  # type: ignore[arg-type]  # as above
+            pass
+    assert closed == [True]
+
+
+async def test_only_a_store_that_another_owns_is_explained_as_such(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @asynccontextmanager
+    async def broken(config: Config) -> AsyncIterator[None]:
+        raise Unavailable("the metadata cannot be opened")
+        yield
+
+    monkeypatch.setattr(run, "running", broken)
+    with pytest.raises(Unavailable, match=r"^the metadata cannot be opened$"):
+        await run.serve_mount(Config((DirectoryConfig(tmp_path),)), tmp_path)
