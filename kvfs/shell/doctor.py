@@ -18,7 +18,6 @@ import shutil
 import socket
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -246,12 +245,14 @@ def has_sys_admin(status_file: Path) -> bool:
 
 def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
     """Mounts of kvfs that no process serves any more, or that do not answer."""
+    from mount.point import probe
+
     for mount in find_mounts():
         name = f"mount {mount.mountpoint}"
-        code = wait_stat(mount.mountpoint, STAT_DEADLINE_S)
+        code = probe(mount.mountpoint, STAT_DEADLINE_S)
         if code == 0:
             yield Finding(name, Level.OK, f"serves {mount.store}")
-        elif code in (errno.ENOTCONN, errno.ECONNABORTED):
+        elif code == errno.ENOTCONN:
             advice = f"run `kvfs umount {mount.mountpoint}`, or mount it again"
             yield Finding(name, Level.FAIL, "its node has died", advice)
         elif code is None:
@@ -261,26 +262,6 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
             yield Finding(name, Level.FAIL, f"no answer within {STAT_DEADLINE_S:g} s", advice)
         else:
             yield Finding(name, Level.WARN, os.strerror(code), "mounted for another user")
-
-
-def wait_stat(path: Path, deadline_s: float) -> int | None:
-    """The errno of a stat, 0 when it works, None when nobody answers in time.
-
-    A stat of a mount that hangs cannot be interrupted, so it is left to a thread of its own.
-    """
-    outcome: list[int] = []
-
-    def look() -> None:
-        try:
-            os.stat(path)
-            outcome.append(0)
-        except OSError as error:
-            outcome.append(error.errno or errno.EIO)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    return outcome[0] if outcome else None
 
 
 # Limits and the store -----------------------------------------------------------------------------
