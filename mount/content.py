@@ -40,7 +40,7 @@ class OpenBytes:
             return data
         self._reads += 1
         try:
-            data = await trio.to_thread.run_sync(
+            found = await trio.to_thread.run_sync(
                 _read_whole, self.fd, offset, size_bytes, abandon_on_cancel=True
             )
         except trio.Cancelled:
@@ -49,7 +49,7 @@ class OpenBytes:
             self._end_read()
             raise
         self._end_read()
-        return data
+        return found
 
     def _end_read(self) -> None:
         self._reads -= 1
