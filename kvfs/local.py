@@ -16,10 +16,17 @@ import trio
 
 from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import CLIENTS_MAX
-from kvfs.errors import InvalidInput, KvfsError, NamespaceError
+from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
 from kvfs.node import Node
 from kvfs.requests import Session, answer
-from kvfs.wire import FrameDecoder, Reply, Request, decode_request, encode_reply
+from kvfs.wire import (
+    FrameDecoder,
+    Reply,
+    Request,
+    decode_request,
+    encode_reply,
+    unpack_request,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +35,8 @@ _SEND_DEADLINE_S = 30.0
 _ACCEPT_PAUSE_S = 0.1
 # What accept(2) says when the machine is short of something, or a client has gone again.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED}
+_REFUSE_DEADLINE_S = 2.0  # for a client too many to ask what it is refused
+_REFUSALS_MAX = 16  # such clients at a time; more are hung up on
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -43,15 +52,21 @@ async def serve_clients(
             await listener.bind(address)
         os.chmod(path, node.config.socket_mode)
         listener.listen(64)
+        refusals = trio.CapacityLimiter(_REFUSALS_MAX)
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:
                 connection = await _accept(listener)
-                if len(node.clients) >= CLIENTS_MAX:
-                    log.warning("refused a client: %d are connected", CLIENTS_MAX)
-                    connection.close()
+                if len(node.clients) < CLIENTS_MAX:
+                    # Here, not in its task: who comes next is counted with it.
+                    session = _session_of(node, connection)
+                    nursery.start_soon(_serve_client, session, connection)
+                    continue
+                log.warning("refused a client: %d are connected", CLIENTS_MAX)
+                if refusals.available_tokens:
+                    nursery.start_soon(_refuse_client, node, refusals, connection)
                 else:
-                    nursery.start_soon(_serve_client, node, connection)
+                    connection.close()
     finally:
         listener.close()
         path.unlink(missing_ok=True)
@@ -75,12 +90,39 @@ async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
             return connection
 
 
-async def _serve_client(node: Node, connection: trio.socket.SocketType) -> None:
+def _session_of(node: Node, connection: trio.socket.SocketType) -> Session:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, gid = _CREDENTIALS.unpack(raw)
     session = Session(node, uid, gid)
     node.clients.add(session)
-    decoder = FrameDecoder()
+    return session
+
+
+async def _refuse_client(
+    node: Node, refusals: trio.CapacityLimiter, connection: trio.socket.SocketType
+) -> None:
+    """Say why, in answer to its first request: one that was hung up on could not tell this from a
+    node that broke down."""
+    reason = Unavailable(
+        f"{node.config.home}: {CLIENTS_MAX} clients are connected, which is all that a node takes;"
+        " end one, then try again"
+    )
+    decoder = FrameDecoder(unpack_request)
+    with connection, trio.move_on_after(_REFUSE_DEADLINE_S):
+        async with refusals:
+            try:
+                while data := await connection.recv(_RECEIVE_BYTES):
+                    for value in decoder.feed(data):
+                        refusal = Reply(decode_request(value).number, None, 0, reason)
+                        await _send(connection, encode_reply(refusal), [])
+                        return
+            except (InvalidInput, OSError) as error:
+                log.info("a client that was to be refused was lost: %s", error)
+
+
+async def _serve_client(session: Session, connection: trio.socket.SocketType) -> None:
+    node = session.node
+    decoder = FrameDecoder(unpack_request)
     try:
         while data := await connection.recv(_RECEIVE_BYTES):
             for value in decoder.feed(data):

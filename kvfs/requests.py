@@ -68,7 +68,7 @@ async def answer(session: Session, request: Request, descriptors: list[int]) -> 
     handler = _HANDLERS.get(request.operation)
     if handler is None:
         raise InvalidInput(
-            request.operation, "no such operation; client and node differ in version"
+            request.operation[:80], "no such operation; client and node differ in version"
         )
     kinds, function = handler
     arguments = request.arguments

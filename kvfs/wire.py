@@ -7,7 +7,7 @@ Records travel as arrays of their fields, in the order of their class.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -65,10 +65,12 @@ def _frame(value: Any, what: str) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. Raises `InvalidInput` on the first that breaks a rule."""
+    """Cuts a byte stream into frames. Raises `InvalidInput` on the first that breaks a rule.
+    `unpack` makes a value of a frame: a node gives `unpack_request`, for what strangers send."""
 
-    def __init__(self) -> None:
+    def __init__(self, unpack: Callable[[bytes], Any] | None = None) -> None:
         self._buffer = bytearray()
+        self._unpack = unpack or _unpack
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield every value that is complete after `data`."""
@@ -84,14 +86,83 @@ class FrameDecoder:
                 return
             body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
             del self._buffer[:end]
-            yield _unpack(body)
+            yield self._unpack(body)
 
 
-def _unpack(body: bytes) -> Any:
+def _unpack(body: bytes, **limits: Any) -> Any:
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=False, unicode_errors=_PATHS)
+        return msgpack.unpackb(
+            body, raw=False, strict_map_key=False, unicode_errors=_PATHS, **limits
+        )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise InvalidInput("frame", f"is no msgpack: {error}") from error
+
+
+# A frame of few bytes may announce millions of objects, which would hold the node's loop for
+# seconds. What a request may hold is a little more than the largest batch has, so that one that is
+# too long is still refused in words.
+_LIST_ITEMS_MAX = 2 * BATCH_ITEMS_MAX
+_LISTS_MAX = 2 * BATCH_ITEMS_MAX
+_ITEMS_MAX = 4 * BATCH_ITEMS_MAX  # as a publication of 1,024 chunks has, 13 each
+_TEXT_BYTES_MAX = 4096  # only operations are text; paths are bytes
+_UNCOUNTED_BYTES_MAX = 256 * 1024  # so many bytes hold no more items than take 20 ms
+
+
+def unpack_request(body: bytes) -> Any:
+    """The value of a frame that a client sent, in less than 50 ms whatever it holds. Raises
+    `InvalidInput`."""
+    if len(body) > _UNCOUNTED_BYTES_MAX:
+        _check_items(body)
+    lists = 0
+
+    def count(values: list[Any]) -> list[Any]:
+        nonlocal lists
+        lists += 1
+        if lists > _LISTS_MAX:
+            raise ValueError(f"more than {_LISTS_MAX} lists")
+        return values
+
+    return _unpack(
+        body,
+        list_hook=count,
+        object_hook=_refuse_kind,  # for empty maps, which no length keeps out
+        ext_hook=_refuse_kind,
+        max_map_len=0,
+        max_ext_len=0,
+        max_array_len=_LIST_ITEMS_MAX,
+        max_str_len=_TEXT_BYTES_MAX,
+    )
+
+
+def _refuse_kind(*values: Any) -> None:
+    raise ValueError("no request has maps or extensions")
+
+
+# By an item's first byte: its own bytes, and how many of them are the length of what follows.
+_HEADS = (
+    dict.fromkeys(range(256), (1, 0))  # small integers, constants, heads of short lists
+    | {0xA0 + size: (1 + size, 0) for size in range(32)}
+    | {0xC4: (2, 1), 0xC5: (3, 2), 0xC6: (5, 4), 0xC7: (3, 1), 0xC8: (4, 2), 0xC9: (6, 4)}
+    | {0xCA: (5, 0), 0xCB: (9, 0), 0xCC: (2, 0), 0xCD: (3, 0), 0xCE: (5, 0), 0xCF: (9, 0)}
+    | {0xD0: (2, 0), 0xD1: (3, 0), 0xD2: (5, 0), 0xD3: (9, 0)}
+    | {0xD4: (3, 0), 0xD5: (4, 0), 0xD6: (6, 0), 0xD7: (10, 0), 0xD8: (18, 0)}
+    | {0xD9: (2, 1), 0xDA: (3, 2), 0xDB: (5, 4), 0xDC: (3, 0), 0xDD: (5, 0)}
+    | {0xDE: (3, 0), 0xDF: (5, 0)}
+)
+
+
+def _check_items(body: bytes) -> None:
+    """Raise `InvalidInput` for msgpack of too many items, without making any: it steps over them,
+    and a list is one item before those in it."""
+    at = 0
+    for _ in range(_ITEMS_MAX):
+        if at >= len(body):
+            return
+        own_bytes, length_bytes = _HEADS[body[at]]
+        length = int.from_bytes(body[at + 1 : at + 1 + length_bytes], "big")
+        at += own_bytes + length
+    if at < len(body):
+        raise InvalidInput("frame", f"holds more than {_ITEMS_MAX} items")
 
 
 def decode_request(value: Any) -> Request:
@@ -151,7 +222,7 @@ def pack_record(record: Inode | Blob | ChunkInfo) -> list[Any]:
 def unpack_record(kind: type[Record], values: Any) -> Record:
     """The record again. Raises `InvalidInput` when the number or a type of its fields is wrong."""
     if not isinstance(values, list) or list(map(type, values)) != _KINDS[kind]:
-        raise InvalidInput(kind.__name__, f"{values!r:.200} does not have its fields")
+        raise InvalidInput(kind.__name__, "does not have its fields")
     return kind(*values)
 
 
@@ -199,4 +270,4 @@ def check_batch(values: Sequence[Any], kind: type, limit: int, what: str) -> Non
         raise InvalidInput(what, f"must be a list of at most {limit}")
     for value in values:
         if type(value) is not kind:  # a bool is an int only to Python
-            raise InvalidInput(what, f"{value!r:.80} is no {kind.__name__}")
+            raise InvalidInput(what, f"a {type(value).__name__} is no {kind.__name__}")

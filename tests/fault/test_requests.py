@@ -10,9 +10,11 @@ import msgpack
 import pytest
 
 from kvfs.client import Client, StagedFile
-from kvfs.errors import InvalidInput, NamespaceError
+from kvfs.config import CLIENTS_MAX
+from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.wire import PROTOCOL
 from tests.e2e.test_node import digest_of, load_bytes, store_bytes
+from tests.processes import wait_until
 
 DIGEST = digest_of(b"abc")
 CHUNK = [b"ab-g0-s0", b"", 0, 256, 0, 0, b"12345678"]
@@ -161,6 +163,7 @@ def test_a_token_named_twice_uses_all_stages_up(start_node) -> None:
         pytest.param(b"\x91" * 5000 + b"\x90", id="lists in lists in lists"),
         pytest.param(b"\xc1", id="a byte that msgpack never uses"),
         pytest.param(msgpack.packb([1, "status", {}]), id="arguments that are no list"),
+        pytest.param(b"\xdd\x00\x10\x00\x00" + b"\x80" * 2**20, id="a million empty maps"),
         pytest.param(b"", id="nothing"),
     ],
 )
@@ -172,6 +175,31 @@ def test_a_malformed_frame_costs_its_sender_the_connection_only(start_node, body
         assert sender.recv(1000) == b""
         assert load_bytes(other, b"f") == b"abc"  # on the connection that it had
         assert other.status()["clients"] == 1
+
+
+def test_a_client_too_many_is_told_the_limit(start_node) -> None:
+    node = start_node(allow="refused a client")
+    held = [_greeted(node.store) for _ in range(CLIENTS_MAX)]
+    try:
+        for _ in range(2):
+            with (
+                Client(node.store) as client,
+                pytest.raises(Unavailable, match=f"{node.store}: {CLIENTS_MAX} clients are"),
+            ):
+                client.status()
+        held.pop().close()
+        with Client(node.store) as client:
+            wait_until(lambda: _is_answered(client))
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def _is_answered(client: Client) -> bool:
+    try:
+        return bool(client.status()["clients"] == CLIENTS_MAX)
+    except Unavailable:
+        return False
 
 
 def _greeted(store: Path) -> socket.socket:

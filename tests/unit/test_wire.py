@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.config import FRAME_BYTES_MAX
+from kvfs.config import BATCH_ITEMS_MAX, FRAME_BYTES_MAX, STAGES_PER_CLIENT_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
@@ -27,6 +27,7 @@ from kvfs.wire import (
     unpack_chunk_keys,
     unpack_entry,
     unpack_record,
+    unpack_request,
 )
 
 INODE = Inode(7, 0o100644, 1, 2, 1, 5, 10, 20, 30, 0, b"d" * 16, b"", 40, True)
@@ -129,6 +130,66 @@ def test_an_announced_giant_is_refused_before_it_is_read() -> None:
 def test_a_request_too_large_for_a_frame_is_refused_where_it_is_made() -> None:
     with pytest.raises(InvalidInput, match="fit a frame"):
         encode_request(Request(1, "sizes", [[b"x" * (FRAME_BYTES_MAX + 1)]]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xdd\x00\x10\x00\x00" + b"\x80" * 2**20, id="a million empty maps"),
+        pytest.param(b"\x93\x01\xa1x\x91\x80", id="one empty map"),
+        pytest.param(b"\x93\x01\xa1x\x91\x81\x01\x02", id="a map"),
+        pytest.param(b"\xdc\x20\x00" + (b"\x93\x90\x90\x90" * 2**13), id="empty lists"),
+        pytest.param(b"\xdc\xff\xff" + bytes(2**16 - 1), id="a long list"),
+        pytest.param(b"\xdc\x08\x00" + (b"\xdc\x01\x00" + bytes(256)) * 2048, id="many numbers"),
+        pytest.param(b"\xdc\x08\x00" + (b"\xdc\x01\x00" + b"\xa0" * 256) * 2048, id="many texts"),
+        pytest.param(b"\x91\xd4\x01\x00", id="an extension"),
+        pytest.param(b"\x91\xc7\x00\x01", id="an empty extension"),
+        pytest.param(b"\x91\xd6\xff\x00\x00\x00\x00", id="a time"),
+        pytest.param(b"\x93\x01\xda\x20\x00" + b"x" * 8192 + b"\x90", id="a long operation"),
+        pytest.param(b"\xdc\x40\x00" + b"\xc5\x01\x00" + bytes(2**20), id="ends early"),
+    ],
+)
+def test_a_frame_of_more_objects_than_a_request_has_is_refused_before_they_are_made(
+    body: bytes,
+) -> None:
+    with pytest.raises(InvalidInput):
+        unpack_request(body)
+
+
+@pytest.mark.parametrize("path_bytes", [1, 140, 3000])
+def test_the_largest_batches_are_no_such_frame(path_bytes: int) -> None:
+    path = b"p" * path_bytes
+    chunk = [b"k" * 200, b"p" * 200, 0, 2**63, 65_535, 65_535, b"t" * 8]
+    file = [2**48, path, b"d" * 16, 2**30, chunk]
+    for request in (
+        Request(1, "sizes", [[path] * BATCH_ITEMS_MAX]),
+        Request(2**31, "publish", [[file] * STAGES_PER_CLIENT_MAX]),
+        Request(3, "stage", [[2**30] * 200]),
+    ):
+        body = encode_request(request)[4:]
+        assert decode_request(unpack_request(body)) == request
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+    | st.binary(max_size=300) | st.text(max_size=300),
+    lambda below: st.lists(below, max_size=40),
+))  # fmt: skip
+def test_stepping_over_items_finds_as_many_as_there_are(value: object) -> None:
+    item: bytes = msgpack.packb(value)
+    repeats = 300_000 // len(item) + 1
+    fits = repeats * _count(value) + 1 <= 4 * BATCH_ITEMS_MAX and repeats <= 2 * BATCH_ITEMS_MAX
+    body = b"\xdd" + struct.pack(">I", repeats) + item * repeats
+    try:
+        unpacked = unpack_request(body)
+    except InvalidInput as error:
+        assert not fits or "lists" in str(error)
+    else:
+        assert fits and unpacked == [value] * repeats
+
+
+def _count(value: object) -> int:
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 @given(st.binary(max_size=200))
