@@ -59,6 +59,10 @@ def check_path(path: bytes | str) -> bytes:
     if not parts:
         raise InvalidInput(_show(raw) or "path", "names no file; write one below the root")
     for part in parts:
+        if part in (b".", b".."):
+            raise InvalidInput(
+                _show(raw), f"holds {_show(part)!r}, which is not followed; write the path without"
+            )
         check_name(part)
     return b"/".join(parts)
 

@@ -40,6 +40,19 @@ def _seconds(text: str) -> float:
 
 _seconds.__name__ = "number of seconds"
 
+
+def _path(text: str) -> Path:
+    """A path for a file or directory. Python takes an empty one for the working directory; a person
+    who wrote `--store "$STORE"` did not mean that."""
+    return Path(_some(text))
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name one")
+    return text
+
+
 _EPILOG = """\
 examples:
   kvfs mount /mnt/kv --store /nvme/kvfs     serve a store and show it at /mnt/kv
@@ -48,8 +61,8 @@ examples:
   kvfs explain --model Qwen/Qwen3-8B --text "You are" --tokenizer ./model
   kvfs verify kv                            check every chunk file against its digest
 
-Which store: --store DIR; else the mount that a PATH lies in; else the only mount; else the
-default store. A PATH outside of a mount counts from the root of the store.
+Which store: --store DIR; else the mount that a PATH lies in; else the mount that you are in; else
+the only mount; else the default store. A PATH outside of a mount counts from the store's root.
 Exit code: 0 done, 1 found a problem, 2 could not run.
 """
 
@@ -82,7 +95,7 @@ def _add(commands: Commands, name: str, text: str, epilog: str = "") -> _Parser:
 
 
 def _add_store(parser: _Parser) -> _Parser:
-    parser.add_argument("--store", type=Path, metavar="DIR", help="the store's (first) directory")
+    parser.add_argument("--store", type=_path, metavar="DIR", help="the store's (first) directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
@@ -91,17 +104,20 @@ def _add_node(parser: _Parser) -> None:
     parser.add_argument(
         "--store",
         dest="stores",
-        type=Path,
+        type=_path,
         action="append",
         default=[],
         metavar="DIR",
         help="a directory of the store, made when it is missing; repeat for more disks",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file; default: kvfs.toml in the store"
+        "--config", type=_path, metavar="FILE", help="a TOML file; default: kvfs.toml in the store"
     )
     parser.add_argument(
-        "--max-bytes", metavar="SIZE", help="limit of each directory: 200GiB, or 80%% of its disk"
+        "--max-bytes",
+        type=_some,
+        metavar="SIZE",
+        help="limit of each directory: 200GiB, or 80%% of its disk",
     )
 
 
@@ -112,7 +128,7 @@ def _add_running(commands: Commands) -> None:
         "serve a store and show it as a file system",
         "Returns when the mount serves, and leaves it running. Its log is node.log in the store.",
     )
-    parser.add_argument("mountpoint", type=Path, metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", type=_path, metavar="MOUNTPOINT")
     _add_node(parser)
     parser.add_argument("--foreground", action="store_true", help="stay until stopped")
     parser.add_argument(
@@ -126,7 +142,7 @@ def _add_running(commands: Commands) -> None:
     _add_tokenizer(parser, "to show prompts as text in .kvfs/prefixes")
 
     parser = _add(commands, "umount", "take a mount down")
-    parser.add_argument("mountpoint", type=Path, metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", type=_path, metavar="MOUNTPOINT")
     parser.add_argument("--lazy", action="store_true", help="also while files in it are open")
 
     parser = _add(
@@ -144,7 +160,7 @@ def _add_running(commands: Commands) -> None:
     )
 
     parser = _add(commands, "init", "make an empty store with a configuration to edit")
-    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+    parser.add_argument("directory", type=_path, nargs="?", metavar="DIR")
 
     parser = _add(
         commands,
@@ -163,9 +179,9 @@ def _add_config(commands: Commands) -> None:
         ("lmcache", "print the commands of an LMCache server on a mount, and of vLLM with it"),
     ):
         parser = _add(engines, name, text)
-        parser.add_argument("--store", type=Path, metavar="DIR", help="the store's directory")
-        parser.add_argument("--model", metavar="M", help="the model to serve")
-    parser.add_argument("--mountpoint", type=Path, metavar="DIR", help="default: the only mount")
+        parser.add_argument("--store", type=_path, metavar="DIR", help="the store's directory")
+        parser.add_argument("--model", type=_some, metavar="M", help="the model to serve")
+    parser.add_argument("--mountpoint", type=_path, metavar="DIR", help="default: the only mount")
     parser.add_argument("--port", type=_count, metavar="N", help="of the LMCache server")
     parser.add_argument(
         "--adapter", choices=("fs", "fs_native"), default="fs_native", help="fs_native: the faster"
@@ -174,12 +190,15 @@ def _add_config(commands: Commands) -> None:
 
 def _add_tokenizer(parser: _Parser, purpose: str) -> None:
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help=f"holds the model's tokenizer.json, {purpose}"
+        "--tokenizer",
+        type=_path,
+        metavar="DIR",
+        help=f"holds the model's tokenizer.json, {purpose}",
     )
 
 
 def _add_path(parser: _Parser, nargs: str, text: str) -> None:
-    parser.add_argument("paths", nargs=nargs, metavar="PATH", help=text)
+    parser.add_argument("paths", nargs=nargs, type=_some, metavar="PATH", help=text)
 
 
 def _add_looking(commands: Commands) -> None:
@@ -190,7 +209,7 @@ def _add_looking(commands: Commands) -> None:
     parser.add_argument(
         "-l", "--long", action="store_true", help="mode, owner, size, time; p: pinned"
     )
-    parser.add_argument("paths", nargs="?", type=_one_path, default=["/"], metavar="PATH")
+    parser.add_argument("paths", nargs="?", type=_one_path, default=["."], metavar="PATH")
 
     parser = add(_add(commands, "show", "show everything about one file"))
     parser.add_argument("paths", type=_one_path, metavar="PATH|DIGEST")
@@ -204,7 +223,7 @@ def _add_looking(commands: Commands) -> None:
         )
     )
     parser.add_argument("--depth", type=_count, default=2, metavar="N", help="levels shown (2)")
-    parser.add_argument("paths", nargs="?", type=_one_path, default=["/"], metavar="PATH")
+    parser.add_argument("paths", nargs="?", type=_one_path, default=["."], metavar="PATH")
 
     parser = add(
         _add(
@@ -214,7 +233,7 @@ def _add_looking(commands: Commands) -> None:
             "One line is a run of chunks without a branch: tokens, chunks, size, last use, text.",
         )
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="only of this model")
+    parser.add_argument("model", nargs="?", type=_some, metavar="MODEL", help="only of this model")
     parser.add_argument("--depth", type=_count, metavar="N", help="levels of branches shown")
     parser.add_argument(
         "--limit",
@@ -234,17 +253,22 @@ def _add_looking(commands: Commands) -> None:
             'example: kvfs explain --model Qwen/Qwen3-8B --text "You are" --tokenizer ./model',
         )
     )
-    parser.add_argument("--model", required=True, metavar="M", help="a model, or its start")
+    parser.add_argument(
+        "--model", required=True, type=_some, metavar="M", help="a model, or its start"
+    )
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--text", metavar="T", help="the prompt (with --tokenizer)")
     prompt.add_argument(
-        "--tokens", metavar="FILE", help="its token ids, as JSON or numbers; - reads them"
+        "--tokens",
+        type=_some,
+        metavar="FILE",
+        help="its token ids, as JSON or numbers; - reads them",
     )
     _add_tokenizer(parser, "for --text")
 
 
 def _one_path(text: str) -> list[str]:
-    return [text]
+    return [_some(text)]
 
 
 def _add_changing(commands: Commands) -> None:

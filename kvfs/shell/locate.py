@@ -1,10 +1,12 @@
 """Which store a command means, and which namespace paths.
 
-In this order: `--store`; a path inside a mounted kvfs; the only mounted kvfs; the default store.
+In this order: `--store`; a path inside a mounted kvfs; the mounted kvfs that the working directory
+lies in; the only mounted kvfs; the default store. A path may lead into a mount through symbolic
+links. The mount itself is never asked: one that hangs would hold us.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ class Mounted:
 
 
 FindMounts = Callable[[], Sequence[Mounted]]
+
+_LINKS_MAX = 40  # on one path, as the kernel has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +45,17 @@ def locate(
     """Find the store and its namespace paths. Raises `InvalidInput` when two stores are meant, or
     several are mounted and nothing says which."""
     mounts = find_mounts()
-    inside = [_mount_of(path, mounts) for path in paths]
-    named = {mount for mount in inside if mount is not None}
+    inside = [_place_in_mount(path, mounts) for path in paths]
+    named = {found[0] for found in inside if found is not None}
     if store is not None:
-        home = Path(os.path.abspath(store))
-        named = {mount for mount in named if mount.store == home}
-        shown = [mount if mount in named else None for mount in inside]
-        for path, mount in zip(paths, inside, strict=True):
-            if mount is not None and mount not in named and os.path.isabs(path):
-                raise InvalidInput(path, f"lies in the store {mount.store}, not in --store {home}")
-        at = next((mount.mountpoint for mount in mounts if mount.store == home), None)
-        return Place(home, _strip(paths, shown), at)
+        return _locate_in(store, paths, inside, mounts)
     if len({mount.store for mount in named}) > 1:
         listed = ", ".join(sorted(str(mount.mountpoint) for mount in named))
         raise InvalidInput("paths", f"lie in several mounts ({listed}); name one mount at a time")
-    if named:
-        chosen = next(mount for mount in inside if mount is not None)
+    here = None if named else _place_in_mount(".", mounts)
+    if named or here is not None:
+        chosen = next((found[0] for found in [*inside, here] if found is not None), None)
+        assert chosen is not None
         return Place(chosen.store, _strip(paths, inside), chosen.mountpoint)
     stores = {mount.store: mount for mount in mounts}
     if len(stores) > 1:
@@ -68,24 +67,78 @@ def locate(
     return Place(fallback(), _strip(paths, inside))
 
 
-def _mount_of(path: str, mounts: Sequence[Mounted]) -> Mounted | None:
-    """The innermost mount that a path lies in, by its words alone: asking the file system could
-    wait for a mount that hangs."""
-    full = os.path.abspath(path)
+_Inside = tuple[Mounted, str]  # a mount, and what a path says below it
+
+
+def _locate_in(
+    store: Path,
+    paths: Sequence[str],
+    inside: Sequence[_Inside | None],
+    mounts: Sequence[Mounted],
+) -> Place:
+    """The place in a store that a person named."""
+    home = Path(os.path.abspath(store))
+    real = os.path.realpath(home)
+    own = {
+        mount for mount in mounts if home == mount.store or real == os.path.realpath(mount.store)
+    }
+    shown = [found if found is not None and found[0] in own else None for found in inside]
+    for path, found in zip(paths, inside, strict=True):
+        if found is not None and found[0] not in own and os.path.isabs(path):
+            raise InvalidInput(path, f"lies in the store {found[0].store}, not in --store {home}")
+    at = next((mount.mountpoint for mount in mounts if mount in own), None)
+    return Place(home, _strip(paths, shown), at)
+
+
+def _place_in_mount(path: str, mounts: Sequence[Mounted]) -> _Inside | None:
+    """The innermost mount that a path leads into, and the way from there."""
+    if not mounts:
+        return None
+    points = {str(mount.mountpoint): mount for mount in mounts}
+    try:
+        full = _follow(os.path.join(os.getcwd(), path), points)
+    except FileNotFoundError:  # the working directory was removed
+        full = path if os.path.isabs(path) else ""
     holders = [
-        mount
-        for mount in mounts
-        if full == str(mount.mountpoint) or full.startswith(os.path.join(str(mount.mountpoint), ""))
+        point for point in points if full == point or full.startswith(os.path.join(point, ""))
     ]
-    return max(holders, key=lambda mount: len(str(mount.mountpoint)), default=None)
+    if not holders:
+        return None
+    innermost = max(holders, key=len)
+    return points[innermost], os.path.relpath(full, innermost)
 
 
-def _strip(paths: Sequence[str], inside: Sequence[Mounted | None]) -> tuple[bytes, ...]:
+def _follow(path: str, points: Container[str]) -> str:
+    """An absolute path with its symbolic links followed as far as the first mount that it leads
+    into; from there on by its words alone."""
+    done = "/"
+    rest = path.split("/")[::-1]
+    links = 0
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            done = os.path.dirname(done)
+        if part in ("", ".", ".."):
+            continue
+        done = os.path.join(done, part)
+        if done in points:
+            return os.path.normpath(os.path.join(done, *reversed(rest)))
+        try:
+            target = os.readlink(done)
+        except OSError:  # no link, or nothing at all
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            return path
+        done = "/" if target.startswith("/") else os.path.dirname(done)
+        rest += target.split("/")[::-1]
+    return done
+
+
+def _strip(paths: Sequence[str], inside: Sequence[_Inside | None]) -> tuple[bytes, ...]:
     found = []
-    for path, mount in zip(paths, inside, strict=True):
-        if mount is None:
-            full = os.path.normpath(os.path.join("/", path))
-        else:
-            full = "/" + os.path.relpath(os.path.abspath(path), mount.mountpoint)
-        found.append(os.fsencode(os.path.normpath(full).lstrip("/")))
+    for path, place in zip(paths, inside, strict=True):
+        below = path if place is None else place[1]
+        full = os.path.normpath(os.path.join("/", below))
+        found.append(os.fsencode(full.lstrip("/")))
     return tuple(found)

@@ -220,3 +220,9 @@ FIXED = "37f2a2bd62a2380c40e3ea3c3db2d361"
 def test_fingerprint_refuses_what_json_cannot_hold(fields: dict[str, str]) -> None:
     with pytest.raises(InvalidInput):
         fingerprint_of(fields)
+
+
+@pytest.mark.parametrize("path", ["a/../b", "../b", "./b", "a/."])
+def test_a_path_that_goes_up_is_refused_with_what_to_do(path: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{path}: holds .* write the path without"):
+        check_path(path)
