@@ -4,40 +4,44 @@ Blobs lie at `blobs/<hh>/<hh>/<digest>`. A staging file is in the same file syst
 one rename and nothing partial is ever under a digest. Staging names carry the store's id and the
 run of the node that made them: what another run left is garbage, since a lock admits one run.
 
+What is no regular file in a blob's place, and no directory in a fan-out directory's, is damage: it
+counts as no blob, and goes to the quarantine when the place is needed.
+
 Crash cases: killed before the rename: a staging file of a dead run stays, and `purge_staging`
 removes it. Killed after it: a blob that no metadata knows; the metadata's intents name it.
 """
 
 import errno
 import fcntl
-import json
+import itertools
+import logging
 import os
 import re
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from kvfs.config import (
     GIB,
     PAGE_BYTES,
     QUARANTINE_BYTES_MAX,
     QUARANTINE_FILES_MAX,
-    STORE_VERSION,
     DirectoryConfig,
     Share,
 )
 from kvfs.errors import InvalidInput, OwnedElsewhere
-from kvfs.home import NOT_FOREIGN, STORE_MARK, check_directory
+from kvfs.home import PARTS, STORE_MARK, check_directory
+from kvfs.mark import make_mark, read_mark
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.stored import allocated_bytes
 
-_STORE_ID = re.compile("[0-9A-Za-z_-]{1,64}")
+log = logging.getLogger(__name__)
+
 _FANOUT_NAME = re.compile("[0-9a-f]{2}")
 _BLOB_NAME = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
-_PARTS = ("blobs", "staging", "quarantine")
 _FIXED_FILES = (
     10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
 )
@@ -51,6 +55,14 @@ class StagingFile:
     fd: int
 
 
+@dataclass(slots=True)
+class Purged:
+    """What became of names in staging that no node of this store gave."""
+
+    removed: int = 0
+    left: list[str] = field(default_factory=list)  # paths
+
+
 class BlobDirectory:
     """The files of one store directory. Owned by one node at a time; the lock goes with `close`."""
 
@@ -61,6 +73,8 @@ class BlobDirectory:
         self.quarantined_bytes = 0
         self._lock_fd = lock_fd
         self._run = secrets.token_hex(4)
+        self._opened_ns = time.time_ns()
+        self._aside = itertools.count(1)
         self._serial = 0
         self._root = os.fspath(config.path)
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
@@ -79,28 +93,12 @@ class BlobDirectory:
         mark = path / STORE_MARK
         check_directory(path)
         if not mark.exists():
-            _create_store(path)
-        try:
-            table = json.loads(mark.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(str(mark), f"cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError):
-            table = None
-        if not isinstance(table, dict) or not _is_store_id(table.get("id")):
-            raise InvalidInput(
-                str(mark),
-                'is damaged: it must hold {"version": 1, "id": "<16 hex digits>"};'
-                " restore it or remove the store",
-            )
-        version, store_id = table.get("version"), table["id"]
-        if version != STORE_VERSION:
-            raise InvalidInput(
-                str(mark), f"is of version {version}; this kvfs reads {STORE_VERSION}"
-            )
+            make_mark(path)
+        store_id = read_mark(path)
         lock_fd = os.open(mark, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for part in _PARTS:
+            for part in PARTS:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
         except BlockingIOError as error:
             os.close(lock_fd)
@@ -172,8 +170,9 @@ class BlobDirectory:
         source = self.stage_path(name)
         try:
             os.rename(source, target)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._make_leaf(os.path.dirname(target))
+            self._clear_way(target)
             os.rename(source, target)
 
     def lacks_leaf(self, digest: bytes) -> bool:
@@ -193,19 +192,64 @@ class BlobDirectory:
             try:
                 os.mkdir(directory, 0o700)
             except FileExistsError:
-                continue
+                if os.path.isdir(directory):
+                    continue
+                self._set_aside(directory)
+                os.mkdir(directory, 0o700)
             with self._leaves_lock:
                 self._fanout_directories += 1
 
+    def _clear_way(self, path: str) -> bool:
+        """Whether there was a directory in a blob's place, which is in the quarantine now."""
+        try:
+            is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if is_directory:
+            self._set_aside(path)
+        return is_directory
+
+    def _set_aside(self, path: str) -> None:
+        """Move what is in the way to the quarantine: it may be somebody's."""
+        name = f"{os.path.basename(path)}.{self._run}.way-{next(self._aside):x}"
+        log.warning("%s is in the way of a blob; moved to quarantine/%s", path, name)
+        try:
+            os.rename(path, f"{self._root}/quarantine/{name}")
+        except FileNotFoundError:  # another thread was faster
+            pass
+
     def purge_staging(self) -> int:
         """Remove what dead runs of this store left; how many files."""
-        removed = 0
-        for item in os.scandir(f"{self._root}/staging"):
-            owner = item.name.split(".")
-            if owner[0] == self.store_id and len(owner) == 3 and owner[1] != self._run:
-                os.unlink(item.path)
-                removed += 1
-        return removed
+        return sum(
+            _remove(item.path)
+            for item in self._scan_staging()
+            if self._is_own(item.name) and item.name.split(".")[1] != self._run
+        )
+
+    def purge_foreign(self) -> Purged:
+        """Remove what somebody else put into staging before this run began. A directory goes when
+        it is empty; links are removed, never followed. What has content or is newer stays."""
+        purged = Purged()
+        for item in self._scan_staging():
+            if self._is_own(item.name):
+                continue
+            try:
+                is_old = item.stat(follow_symlinks=False).st_ctime_ns < self._opened_ns
+            except FileNotFoundError:
+                continue
+            if is_old and _remove(item.path):
+                purged.removed += 1
+            else:
+                purged.left.append(item.path)
+        return purged
+
+    def _scan_staging(self) -> list[os.DirEntry[str]]:
+        with os.scandir(f"{self._root}/staging") as items:
+            return sorted(items, key=lambda item: item.name)
+
+    def _is_own(self, name: str) -> bool:
+        parts = name.split(".")
+        return parts[0] == self.store_id and len(parts) == 3
 
     # Blobs ---------------------------------------------------------------------------------------
     def blob_path(self, digest: bytes) -> str:
@@ -216,13 +260,24 @@ class BlobDirectory:
         """A new read-only descriptor. FileNotFoundError when the blob is not here."""
         return open_blob_file(self.blob_path(digest))
 
+    def has_blob(self, digest: bytes, size_bytes: int) -> bool:
+        """Whether a regular file of a size is in a blob's place."""
+        try:
+            status = os.lstat(self.blob_path(digest))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
+
     def trash(self, digest: bytes) -> str | None:
-        """Take a blob's file out of the way at once; its new path, to unlink at leisure."""
+        """Take a blob's file out of the way at once; its new path, to unlink at leisure. None for
+        no file."""
+        if self._clear_way(self.blob_path(digest)):
+            return None
         self._serial += 1
         path = f"{self._root}/staging/{self.store_id}.{self._run}.{self._serial:x}"
         try:
             os.rename(self.blob_path(digest), path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return path
 
@@ -232,7 +287,7 @@ class BlobDirectory:
         path = f"{self._root}/quarantine/{digest.hex()}.{self._run}.{self._serial:x}"
         try:
             os.rename(self.blob_path(digest), path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         self._trim_quarantine()
         return True
@@ -251,7 +306,8 @@ class BlobDirectory:
     def _trim_quarantine(self) -> None:
         """Keep the newest bad files within their bounds."""
         with os.scandir(f"{self._root}/quarantine") as items:
-            found = sorted((item.stat().st_ctime_ns, item.path, item.stat()) for item in items)
+            looked_at = [(item.path, item.stat(follow_symlinks=False)) for item in items]
+        found = sorted((status.st_ctime_ns, path, status) for path, status in looked_at)
         kept_bytes = 0
         for position, (_, path, status) in enumerate(reversed(found)):
             allocated = allocated_bytes(status)
@@ -259,7 +315,7 @@ class BlobDirectory:
                 position >= QUARANTINE_FILES_MAX
                 or kept_bytes + allocated > self._quarantine_bound()
             ):
-                os.unlink(path)
+                _remove(path)
             else:
                 kept_bytes += allocated
         self.quarantined_bytes = kept_bytes
@@ -276,7 +332,8 @@ def open_blob_file(path: str) -> int:
     try:
         fd = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link; a socket
+        # A symbolic link; a socket; a file where its directory was.
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
             raise FileNotFoundError(errno.ENOENT, "is no regular file", path) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -285,9 +342,27 @@ def open_blob_file(path: str) -> int:
     return fd
 
 
+def _remove(path: str) -> bool:
+    """Remove a name that is no directory with content; False when it stays."""
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        try:
+            os.rmdir(path)
+        except OSError:
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
+        return False
+    return True
+
+
 def _subdirectories(path: str) -> list[os.DirEntry[str]]:
     with os.scandir(path) as items:
-        return sorted((i for i in items if _FANOUT_NAME.fullmatch(i.name)), key=lambda i: i.name)
+        found = [i for i in items if _FANOUT_NAME.fullmatch(i.name) and os.path.isdir(i.path)]
+    return sorted(found, key=lambda item: item.name)
 
 
 def _count_fanout(path: str) -> int:
@@ -297,26 +372,3 @@ def _count_fanout(path: str) -> int:
         links = first.stat().st_nlink
         count += 1 + (links - 2 if links >= 2 else len(_subdirectories(first.path)))
     return count
-
-
-def _is_store_id(value: object) -> bool:
-    """It becomes a part of file names."""
-    return isinstance(value, str) and _STORE_ID.fullmatch(value) is not None
-
-
-def _create_store(path: Path) -> None:
-    """Make the mark of an empty store, whole or not at all."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        names = {item.name for item in os.scandir(path)}
-        foreign = {name for name in names - NOT_FOREIGN if not name.startswith(f".{STORE_MARK}.")}
-        if foreign:
-            raise InvalidInput(
-                str(path), f"holds other files ({sorted(foreign)[0]}); name an empty directory"
-            )
-        table = {"version": STORE_VERSION, "id": secrets.token_hex(8)}
-        draft = path / f".{STORE_MARK}.{secrets.token_hex(4)}"
-        draft.write_text(json.dumps(table) + "\n", encoding="utf-8")
-        os.rename(draft, path / STORE_MARK)
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot hold a store: {error.strerror}") from error

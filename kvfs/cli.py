@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError
-from kvfs.names import escape, is_printable
+from kvfs.names import RESERVED_NAME, escape, is_printable
 from kvfs.shell.arguments import build_parser
 from kvfs.shell.mount8 import MOUNT_FAILED, USAGE, is_helper_call, parse_helper_call
 
 if TYPE_CHECKING:
-    from kvfs.shell.locate import Mounted
+    from kvfs.shell.locate import Mounted, Place
     from kvfs.shell.views import Session
 
 FOUND_PROBLEM = 1
@@ -101,13 +101,20 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
 
     def run(arguments: Arguments) -> int:
         from kvfs.client import Client
-        from kvfs.home import is_store
+        from kvfs.home import STORE_MARK, has_lost_mark, is_store
         from kvfs.shell.locate import locate
         from kvfs.shell.progress import choose_progress
         from kvfs.shell.views import Session
 
         paths = getattr(arguments, "paths", [])
         place = locate(arguments.store, paths, _find_mounts)
+        _refuse_view(place)
+        if has_lost_mark(place.store):
+            raise InvalidInput(
+                str(place.store),
+                f"has lost its {STORE_MARK}; kvfs init {place.store} makes it again and keeps what"
+                " is stored",
+            )
         if not is_store(place.store):
             raise InvalidInput(
                 str(place.store),
@@ -120,6 +127,19 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
             return command(session, arguments)
 
     return run
+
+
+def _refuse_view(place: "Place") -> None:
+    """Raise `InvalidInput` for what only a mount shows, and no store holds."""
+    for path in place.paths:
+        if path.split(b"/", 1)[0] == RESERVED_NAME:
+            at = place.mountpoint
+            way = f"ls {at}/.kvfs" if at else "kvfs mount the store, then ls MOUNTPOINT/.kvfs"
+            raise InvalidInput(
+                escape(path),
+                f"is what a mount shows of the store, and not in it; read it there, with {way} and"
+                " cat",
+            )
 
 
 def _status(session: "Session", arguments: Arguments) -> int:
@@ -240,10 +260,8 @@ def _init(arguments: Arguments) -> int:
 
 def _doctor(arguments: Arguments) -> int:
     from kvfs.shell import operate
-    from kvfs.shell.locate import locate
 
-    store = locate(arguments.store, (), _find_mounts).store
-    return operate.doctor(store, _find_mounts, sys.stdout, is_json=arguments.json)
+    return operate.doctor(arguments.store, _find_mounts, sys.stdout, is_json=arguments.json)
 
 
 def _config(arguments: Arguments) -> int:

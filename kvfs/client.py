@@ -282,9 +282,9 @@ class Client:
             for found in self._call("verify", batch, deadline_s=_LONG_DEADLINE_S)[0]
         ]
 
-    def gc(self) -> dict[str, int]:
+    def gc(self) -> dict[str, Any]:
         """Remove what dead processes left; see `kvfs.upkeep.Collected`."""
-        collected: dict[str, int] = self._call("gc", deadline_s=_LONG_DEADLINE_S)[0]
+        collected: dict[str, Any] = self._call("gc", deadline_s=_LONG_DEADLINE_S)[0]
         return collected
 
     def rebuild(self) -> int:

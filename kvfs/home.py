@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
 CONFIG_NAME = "kvfs.toml"  # a store's own configuration
 LOG_NAME = "node.log"
+SOCKET_NAME = "node.sock"
+PARTS = ("blobs", "staging", "quarantine")  # directories that every directory of a store has
 NOT_FOREIGN = frozenset({CONFIG_NAME, LOG_NAME, "lost+found"})  # may lie where a store is made
 
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -43,6 +46,13 @@ def default_store() -> Path:
 def is_store(directory: Path) -> bool:
     """Whether a directory was made by `kvfs init`, `kvfs mount` or `kvfs serve`."""
     return any((directory / mark).exists() for mark in (STORE_MARK, CONFIG_NAME))
+
+
+def has_lost_mark(directory: Path) -> bool:
+    """Whether a directory holds what a store keeps, but no `store.json`."""
+    return not (directory / STORE_MARK).exists() and all(
+        (directory / part).is_dir() for part in PARTS
+    )
 
 
 def log_of(home: Path) -> Path | None:
@@ -95,8 +105,8 @@ def load_config_of_store(stores: Sequence[Path] = (), *, max_bytes: str | None =
 
 
 def check_directory(path: Path) -> None:
-    """Refuse what is there and is no directory, and what a mount of kvfs shows, with
-    `InvalidInput`."""
+    """Refuse what is there and is no directory, what a mount of kvfs shows, and what has something
+    else in place of a store's own files, with `InvalidInput`."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(str(path), "is no directory; name one that is, or a new one")
     there = path
@@ -104,6 +114,49 @@ def check_directory(path: Path) -> None:
         there = there.parent
     if file_system_of(there) == "fuse.kvfs":
         raise InvalidInput(str(path), "lies in a mount of kvfs; name a directory on a disk")
+    _check_own_files(path)
+
+
+_OWN_FILES = (
+    STORE_MARK, PART_MARK, CONFIG_NAME, LOG_NAME, f"{LOG_NAME}.1",
+    "meta/running", "meta/directories.json", "meta/data.mdb", "meta/lock.mdb",
+)  # fmt: skip
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFCHR: "a character device",
+}
+
+
+def _check_own_files(directory: Path) -> None:
+    """Opening a FIFO would wait for ever, and reading a device has no end."""
+    for name in _OWN_FILES:
+        kind = _kind_of(directory / name)
+        if kind is None or kind == stat.S_IFREG:
+            continue
+        if name == LOG_NAME and kind == stat.S_IFCHR:  # as /dev/null is, and /dev/stderr
+            continue
+        lost = "; kvfs init then makes it again" if name == STORE_MARK else ""
+        raise InvalidInput(
+            str(directory / name), f"is {_KINDS[kind]} and no file; move it away{lost}"
+        )
+    for name in (*PARTS, "meta"):
+        if _kind_of(directory / name) not in (None, stat.S_IFDIR):
+            raise InvalidInput(str(directory / name), "is no directory; move it away")
+    if _kind_of(directory / SOCKET_NAME) == stat.S_IFDIR:
+        raise InvalidInput(
+            str(directory / SOCKET_NAME), "is a directory and no socket; move it away"
+        )
+
+
+def _kind_of(path: Path) -> int | None:
+    """The type of what a path leads to; None for nothing, and for what cannot be looked at."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except OSError:
+        return None
 
 
 def refuse_part(home: Path) -> None:

@@ -158,12 +158,7 @@ class Publisher:
 
     def _is_present(self, blob: Blob) -> bool:
         directory = self._directories[blob.directory]
-        try:
-            return directory is not None and (
-                os.stat(directory.blob_path(blob.digest)).st_size == blob.size_bytes
-            )
-        except OSError:  # gone, or not to be read: a good copy is at hand
-            return False
+        return directory is not None and directory.has_blob(blob.digest, blob.size_bytes)
 
     def _drop_stage(self, stage: Stage) -> None:
         """Remove a stage's file unless it was used up; the descriptor is the caller's."""

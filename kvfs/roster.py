@@ -16,8 +16,11 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import DirectoryConfig
 from kvfs.errors import InvalidInput
 from kvfs.home import PART_MARK, parse_limit, show_limit
+from kvfs.mark import new_store_id, write_mark
 
 log = logging.getLogger(__name__)
+
+ROSTER = Path("meta", "directories.json")  # below the first directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,40 @@ def mark_part(part: BlobDirectory, home: BlobDirectory) -> None:
             _write_whole(mark, text)
     except (OSError, UnicodeDecodeError) as error:  # a full disk serves all the same
         log.warning("%s: cannot be marked as a part of %s: %s", part.path, home.path, error)
+
+
+def home_of(directory: Path) -> Path:
+    """The first directory of the store that a directory belongs to, itself where no mark says
+    another. Raises `InvalidInput`."""
+    mark = directory / PART_MARK
+    try:
+        return Path(str(json.loads(mark.read_text(encoding="utf-8"))["store"]))
+    except FileNotFoundError:
+        return directory
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidInput(
+            str(mark), 'is damaged: it must hold {"store": "<first directory>", "id": "<its id>"}'
+        ) from error
+
+
+def restore_mark(directory: Path) -> None:
+    """Give a directory the mark that it has lost, with the id that its store knows it by. A first
+    directory whose metadata is lost as well gets a new id: its names are rebuilt anyway.
+
+    Nobody may be serving the store. Raises `InvalidInput` when the store does not know it.
+    """
+    home = home_of(directory)
+    roster = read_roster(home / ROSTER)
+    known = [item.store_id for item in roster if item.config.path == directory]
+    if home == directory and roster:
+        known = [roster[0].store_id]
+    if not known and home != directory:
+        raise InvalidInput(
+            str(directory),
+            f"is a part of {home}, whose meta/directories.json does not list it; write its id into"
+            " store.json by hand, or give up what it holds",
+        )
+    write_mark(directory, known[0] if known else new_store_id())
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from kvfs.stored import allocated_bytes, read_header
 
 log = logging.getLogger(__name__)
 
+_LEFT_SHOWN = 8  # names that are told one by one
 _STEP = 16  # names given back before everyone else has a turn
 
 
@@ -27,15 +28,24 @@ class Collected:
     staging_files: int
     orphan_blobs: int
     orphan_bytes: int
+    foreign_files: int = 0  # that were put into staging by hand before the node began
+    left: tuple[str, ...] = ()  # paths in staging that are not ours to remove; some of them
+    left_count: int = 0
 
 
 async def collect_garbage(node: Node) -> Collected:
-    """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's."""
-    staging = orphans = orphan_bytes = 0
+    """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's.
+    Of names in staging that no node gave it takes those that are as old, but no directory with
+    content, and tells the others."""
+    staging = orphans = orphan_bytes = foreign = 0
+    left: list[str] = []
     for index, directory in enumerate(node.directories):
         if directory is None:
             continue
         staging += await trio.to_thread.run_sync(directory.purge_staging)
+        purged = await trio.to_thread.run_sync(directory.purge_foreign)
+        foreign += purged.removed
+        left += purged.left
         batches = directory.scan()
         while batch := await trio.to_thread.run_sync(_next_batch, batches):
             known = node.meta.blobs([digest for digest, _ in batch])
@@ -45,7 +55,7 @@ async def collect_garbage(node: Node) -> Collected:
                     await trio.to_thread.run_sync(os.unlink, path)
                     orphans += 1
                     orphan_bytes += size_bytes
-    return Collected(staging, orphans, orphan_bytes)
+    return Collected(staging, orphans, orphan_bytes, foreign, tuple(left[:_LEFT_SHOWN]), len(left))
 
 
 async def rebuild(node: Node) -> int:

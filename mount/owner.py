@@ -98,7 +98,7 @@ def wait_free(
 def _is_owned(store: Path) -> bool:
     """Whether a node holds the store's lock."""
     try:
-        fd = os.open(store / STORE_MARK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(store / STORE_MARK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False  # no store yet, or not for us: taking it says which
     try:

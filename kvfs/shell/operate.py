@@ -12,7 +12,17 @@ from typing import IO
 
 from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.home import CONFIG_NAME, is_store, load_config, load_config_of_store, log_of
+from kvfs.home import (
+    CONFIG_NAME,
+    STORE_MARK,
+    check_directory,
+    has_lost_mark,
+    is_store,
+    load_config,
+    load_config_of_store,
+    log_of,
+)
+from kvfs.names import escape
 from kvfs.shell.locate import FindMounts, locate
 from kvfs.shell.mount8 import MountOptions
 
@@ -57,6 +67,7 @@ def configure(
     defaults. A store's own file may name more directories; it must name that store first."""
     if file is not None:
         config = load_config(file, stores, max_bytes=max_bytes)
+        check_directory(config.home)
     else:
         config = load_config_of_store(stores, max_bytes=max_bytes)
     return config if idle_exit_s is None else replace(config, idle_exit_s=idle_exit_s)
@@ -111,9 +122,14 @@ def umount(mountpoint: Path, *, lazy: bool) -> int:
 
 
 def init(directory: Path, out: IO[str]) -> int:
-    """`kvfs init`: an empty store with a configuration to edit. Changes nothing that is there."""
+    """`kvfs init`: an empty store with a configuration to edit, or a new mark for a store that lost
+    its own. Changes nothing that is there."""
     home = Path(os.path.abspath(directory))
     own = home / CONFIG_NAME
+    if has_lost_mark(home):
+        _restore(home)
+        out.write(f"made {home / STORE_MARK} again; all else is as it was\n")
+        return 0
     if own.exists():
         raise InvalidInput(str(home), f"is a store already; edit {own}")
     if not is_store(home) and not _is_empty(home):
@@ -126,6 +142,22 @@ def init(directory: Path, out: IO[str]) -> int:
         raise InvalidInput(str(home), f"cannot hold a store: {error.strerror}") from error
     out.write(f"made {own}\nnext: kvfs mount MOUNTPOINT --store {home}\n")
     return 0
+
+
+def _restore(directory: Path) -> None:
+    from kvfs.roster import home_of, restore_mark
+    from kvfs.shell.doctor import check_node
+
+    home = home_of(directory)
+    if check_node(home)[0]:  # its lock went with the mark: a second node could not be kept out
+        raise InvalidInput(
+            str(directory), f"is still served by a node of {home}; stop that first, then try again"
+        )
+    restore_mark(directory)
+
+
+def _shown(path: Path) -> str:
+    return escape(os.fsencode(path))
 
 
 def print_vllm_config(

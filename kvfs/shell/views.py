@@ -201,7 +201,16 @@ def gc(session: Session) -> int:
     if session.is_json:
         write_json(session.out, removed)
         return 0
-    session.lines(facts([(name.replace("_", " "), _value(name, n)) for name, n in removed.items()]))
+    counts = {name: n for name, n in removed.items() if name not in ("left", "left_count")}
+    session.lines(facts([(name.replace("_", " "), _value(name, n)) for name, n in counts.items()]))
+    if removed["left_count"]:
+        shown = ", ".join(escape(os.fsencode(path)) for path in removed["left"])
+        more = " ..." if removed["left_count"] > len(removed["left"]) else ""
+        sys.stderr.write(
+            f"kvfs gc: {count_text(removed['left_count'], 'foreign name')} left in staging, a"
+            " directory with content or newer than the node; look at them, and remove them by"
+            f" hand: {shown}{more}\n"
+        )
     return 0
 
 
