@@ -19,14 +19,22 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import GIB, PAGE_BYTES
 from kvfs.errors import InvalidInput
-from kvfs.home import file_system_of, is_store, load_config_of_store, refuse_part
+from kvfs.home import (
+    STORE_MARK,
+    default_store,
+    file_system_of,
+    has_lost_mark,
+    is_store,
+    load_config_of_store,
+    refuse_part,
+)
 from kvfs.shell.locate import FindMounts
 from kvfs.shell.render import size_text
 
@@ -53,15 +61,22 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One point: what was found and, unless it is fine, what to do."""
+    """One point: what was found and, unless it is fine, what to do. `store`: whose it is, where it
+    is a store's."""
 
     check: str
     level: Level
     found: str
     advice: str = ""
+    store: Path | None = None
 
 
-def examine(store: Path, find_mounts: FindMounts) -> Iterator[Finding]:
+def stores_to_examine(find_mounts: FindMounts) -> list[Path]:
+    """All that are mounted, else the default one: when nobody says which."""
+    return list(dict.fromkeys(mount.store for mount in find_mounts())) or [default_store()]
+
+
+def examine(stores: Sequence[Path], find_mounts: FindMounts) -> Iterator[Finding]:
     """All findings, in the order in which a newcomer would repair them."""
     yield from check_packages()
     yield check_kernel(platform.release())
@@ -71,7 +86,9 @@ def examine(store: Path, find_mounts: FindMounts) -> Iterator[Finding]:
     yield from check_passthrough()
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE))
     yield from check_mounts(find_mounts)
-    yield from check_store(store)
+    for store in stores:
+        for finding in check_store(store):
+            yield replace(finding, store=store)
     yield from check_engines()
 
 
@@ -278,7 +295,7 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
 def check_store(store: Path) -> Iterator[Finding]:
     """The store's directory: there, writable, fast, with room; and its node."""
     try:
-        exists, is_ours = store.exists(), is_store(store)
+        exists, is_ours, has_lost = store.exists(), is_store(store), has_lost_mark(store)
     except OSError as error:
         advice = "run as the store's owner, or name another with --store"
         yield Finding("store", Level.FAIL, f"{store}: {error.strerror}", advice)
@@ -286,6 +303,10 @@ def check_store(store: Path) -> Iterator[Finding]:
     if not exists:
         advice = f"`kvfs mount MOUNTPOINT --store {store}` makes it, or `kvfs init {store}`"
         yield Finding("store", Level.WARN, f"{store} does not exist yet", advice)
+        return
+    if has_lost:
+        advice = f"`kvfs init {store}` makes it again and keeps what is stored"
+        yield Finding("store", Level.FAIL, f"{store} has lost its {STORE_MARK}", advice)
         return
     if not is_ours:
         advice = f"name a store with --store, or make one with `kvfs init {store}`"
@@ -410,5 +431,5 @@ def check_staging(store: Path, is_running: bool) -> Finding:
         count = 0
     if count == 0 or is_running:
         return Finding("staging", Level.OK, f"{count} files" if count else "empty")
-    advice = "they go when the next node starts; `kvfs gc` does it now"
-    return Finding("staging", Level.WARN, f"{count} files of a node that died", advice)
+    advice = "`kvfs gc` removes what a node that died left, and names what it does not know"
+    return Finding("staging", Level.WARN, f"{count} names that no node is writing", advice)

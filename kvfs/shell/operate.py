@@ -198,14 +198,16 @@ def print_lmcache_config(
     return 0
 
 
-def doctor(store: Path, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
-    """`kvfs doctor`: exit code 1 when something does not work."""
-    from kvfs.shell.doctor import Level, examine
+def doctor(store: Path | None, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
+    """`kvfs doctor`, of one store or of all that are mounted: exit code 1 when something does not
+    work."""
+    from kvfs.shell.doctor import Level, examine, stores_to_examine
     from kvfs.shell.render import write_json
 
     has_failed = False
     documents = []
-    for finding in examine(store, find_mounts):
+    stores = stores_to_examine(find_mounts) if store is None else [Path(os.path.abspath(store))]
+    for finding in examine(stores, find_mounts):
         has_failed |= finding.level is Level.FAIL
         if is_json:
             documents.append(
@@ -214,6 +216,7 @@ def doctor(store: Path, find_mounts: FindMounts, out: IO[str], *, is_json: bool)
                     "level": finding.level.value,
                     "found": finding.found,
                     "advice": finding.advice or None,
+                    "store": None if finding.store is None else _shown(finding.store),
                 }
             )
             continue

@@ -616,6 +616,22 @@ def test_doctor_of_a_plain_machine(tmp_path: Path) -> None:
     assert by_name["python lmdb"]["level"] == by_name["fuse device"]["level"] == "ok"
 
 
+def test_doctor_examines_every_mounted_store(start_mount: StartMount, tmp_path: Path) -> None:
+    stores = [tmp_path / "one", tmp_path / "two"]
+    for number, store in enumerate(stores):
+        start_mount(store=store, mountpoint=tmp_path / f"m{number}")
+    document = kvfs_json("doctor")
+    nodes = {f["store"]: f["level"] for f in document["findings"] if f["check"] == "node"}
+    assert nodes == {str(store): "ok" for store in stores}
+    assert [f["store"] for f in document["findings"] if f["check"] == "kernel"] == [None]
+    shown = kvfs_text("doctor").splitlines()
+    assert [line.split()[-1] for line in shown if line.startswith("ok    store ")] == [
+        str(store) for store in stores
+    ]
+    one = kvfs_json("doctor", store=stores[1])
+    assert {f["store"] for f in one["findings"]} == {None, str(stores[1])}
+
+
 def test_a_command_starts_soon(store: Path) -> None:
     """Not a timing test: that nothing heavy is imported is what keeps it fast."""
     script = (
