@@ -264,7 +264,7 @@ class BlobDirectory:
         """Whether a regular file of a size is in a blob's place."""
         try:
             status = os.lstat(self.blob_path(digest))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # gone, or not to be read
             return False
         return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
 

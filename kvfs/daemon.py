@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,23 @@ READY_FD = 3
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _READY = b"ready\n"
 _ANSWER_BYTES_MAX = 4096
+_NOTE_BYTES_MAX = 3072
 _LEAVE_DEADLINE_S = 10.0  # for one that said why it cannot serve
 _KILL_DEADLINE_S = 5.0
 
 
-def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) -> int:
+def start_in_background(
+    module: str,
+    orders: Any,
+    log: Path,
+    deadline_s: float,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> int:
     """Run `python -m module` as a daemon and return its process id when it is ready.
 
-    `orders` is anything that pickles; the module takes it with `take_orders`. Raises `KvfsError`
-    with what the process said, or `Unavailable` at the deadline, when it is ended.
+    `orders` is anything that pickles; the module takes it with `take_orders`. `on_note` is called
+    with what the process has to say although it is ready. Raises `KvfsError` with what it said when
+    it is not, or `Unavailable` at the deadline, when it is ended.
     """
     end_s = time.monotonic() + deadline_s
     log_fd = _lift(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
@@ -61,13 +70,15 @@ def start_in_background(module: str, orders: Any, log: Path, deadline_s: float) 
             _send_orders(orders_write, pickle.dumps(orders), end_s)
             os.close(orders_write)
             orders_write = -1
-            _wait_ready(ready_read, log, end_s)
+            note = _wait_ready(ready_read, log, end_s)
         except TimeoutError as error:
             _end(pid)
             raise Unavailable(f"it did not serve within {deadline_s:.0f} s; see {log}") from error
         except BaseException:
             _wait_end(pid)
             raise
+        if note:
+            on_note(note)
         return pid
     finally:
         for fd in (log_fd, orders_read, orders_write, ready_read, ready_write):
@@ -103,17 +114,17 @@ def _send_orders(fd: int, data: bytes, end_s: float) -> None:
             return
 
 
-def _wait_ready(ready: int, log: Path, end_s: float) -> None:
-    """Return when the process says that it serves. Raises `KvfsError` when it says why not or goes,
-    and TimeoutError."""
+def _wait_ready(ready: int, log: Path, end_s: float) -> str:
+    """What the process has to say when it serves, mostly nothing. Raises `KvfsError` when it says
+    why it does not or goes, and TimeoutError."""
     answer = b""
     while len(answer) < _ANSWER_BYTES_MAX:
         if not select.select([ready], [], [], max(0.0, end_s - time.monotonic()))[0]:
             raise TimeoutError
         data = os.read(ready, _ANSWER_BYTES_MAX)
         answer += data
-        if answer == _READY:
-            return
+        if answer == _READY or answer.endswith(b"\n" + _READY):
+            return answer.removesuffix(_READY).decode("utf-8", "replace").strip()
         if not data:
             break
     text = answer.decode("utf-8", "replace").strip()
@@ -178,16 +189,18 @@ def take_orders() -> Any:
     return orders
 
 
-def tell_ready() -> None:
-    """Let whoever waits for us go on, and leave its session and terminal. Not before: while a mount
-    on demand is made, the kernel lets only the process group that makes it see the place."""
+def tell_ready(note: str = "") -> None:
+    """Let whoever waits for us go on, with a note of one line for a person, and leave its session
+    and terminal. Not before: while a mount on demand is made, the kernel lets only the process
+    group that makes it see the place."""
     os.setsid()
-    _answer(_READY)
+    said = note.encode("utf-8", "backslashreplace")[:_NOTE_BYTES_MAX]
+    _answer(said + b"\n" + _READY if said else _READY)
 
 
 def tell_failure(message: str) -> None:
     """Say in one line why we cannot serve."""
-    _answer(message.encode("utf-8", "backslashreplace")[:_ANSWER_BYTES_MAX])
+    _answer(message.strip().encode("utf-8", "backslashreplace")[:_ANSWER_BYTES_MAX])
 
 
 def _answer(data: bytes) -> None:

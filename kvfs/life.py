@@ -9,7 +9,7 @@ process costs nothing.
 import logging
 import os
 import resource
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
-from kvfs.home import refuse_part
+from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
+from kvfs.names import escape
 from kvfs.node import Node
-from kvfs.roster import Known, mark_part, read_roster, write_roster
+from kvfs.roster import ROSTER, Known, mark_part, read_roster, write_roster
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     """
     _raise_descriptor_limit()
     with ExitStack() as stack:
-        directories = _open_directories(config, stack)
+        directories, absent = _open_directories(config, stack)
         meta = config.home / "meta"
         distrust = _find_distrust(meta)
         if distrust is not None:
@@ -48,6 +49,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         engine = LmdbEngine.open(meta, root_uid=os.geteuid(), root_gid=os.getegid())
         stack.callback(engine.close)
         node = Node(config, directories, engine)
+        node.absent = absent
         recover(node)
         if distrust is not None or (engine.is_new and _has_blobs(directories)):
             reason = distrust or "there are blobs without metadata"
@@ -87,32 +89,44 @@ def recover(node: Node) -> None:
         )
 
 
-def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | None]:
-    """Take all directories of the store, in the order in which its metadata counts them.
+def _open_directories(
+    config: Config, stack: ExitStack
+) -> tuple[list[BlobDirectory | None], list[str]]:
+    """Take all directories of the store, in the order in which its metadata counts them; and what
+    is to be said of those that are missing.
 
     The first directory remembers the others and their limits, so that a start that names only the
-    first finds all.
-    One that is missing (a disk not mounted) is None: its blobs are misses until it is back.
+    first finds all. One that is missing (a disk not mounted) is None: its blobs are misses until it
+    is back. It is not made again: that would be on the disk that its own is mounted on.
     """
-    refuse_part(config.home)
-    opened: dict[str, BlobDirectory] = {}
-    for item in config.directories:
+    home = config.home
+    refuse_part(home)
+    first = BlobDirectory.open(config.directories[0])
+    stack.callback(first.close)
+    (home / "meta").mkdir(mode=0o700, exist_ok=True)
+    roster = read_roster(home / ROSTER)
+    remembered = {known.config.path for known in roster}
+    opened = {first.store_id: first}
+    for item in config.directories[1:]:
+        if item.path in remembered and not (item.path / STORE_MARK).exists():
+            continue
         directory = BlobDirectory.open(item)
         stack.callback(directory.close)
         opened[directory.store_id] = directory
-    home = config.home
-    (home / "meta").mkdir(mode=0o700, exist_ok=True)
-    roster_file = home / "meta" / "directories.json"
-    roster = read_roster(roster_file)
+    named = {directory.path for directory in opened.values()}
     order: list[BlobDirectory | None] = []
+    absent = []
     for known in roster:
-        if known.store_id in opened:
-            order.append(opened.pop(known.store_id))
-            continue
-        absent_or_back = _reopen(known)
-        if absent_or_back is not None:
-            stack.callback(absent_or_back.close)
-        order.append(absent_or_back)
+        back = opened.pop(known.store_id, None)
+        if back is None:
+            found = _reopen(known, named)
+            if isinstance(found, str):
+                log.warning("%s", found)
+                absent.append(found)
+            else:
+                back = found
+                stack.callback(back.close)
+        order.append(back)
     order += opened.values()
     if order[0] is None or order[0].path != home:
         raise InvalidInput(
@@ -122,25 +136,31 @@ def _open_directories(config: Config, stack: ExitStack) -> list[BlobDirectory | 
         if part is not None:
             mark_part(part, order[0])
     write_roster(
-        roster_file,
+        home / ROSTER,
         [Known(d.store_id, d.config) if d is not None else roster[i] for i, d in enumerate(order)],
     )
-    return order
+    return order, absent
 
 
-def _reopen(known: Known) -> BlobDirectory | None:
+def _reopen(known: Known, named: Container[Path]) -> BlobDirectory | str:
     """A directory that an earlier start named, with the limits that it had then, if it is still
-    there and still the same."""
+    there and still the same; else what became of it. `named`: those that are open already."""
     path = known.config.path
-    if not (path / "store.json").exists():
-        log.warning("%s is not there: what lies in it is missing until it is back", path)
-        return None
-    directory = BlobDirectory.open(known.config)
-    if directory.store_id != known.store_id:
-        log.warning("%s now holds another store; it is left alone", path)
+    shown = escape(os.fsencode(path))
+    if not (path / STORE_MARK).exists():
+        if has_lost_mark(path):
+            cause = f"has lost its {STORE_MARK}, which kvfs init {shown} makes again"
+        elif path.exists():
+            cause = "is empty: is its disk mounted?"
+        else:
+            cause = "is not there"
+        return f"{shown} {cause}; what lies in it is missing until it is back"
+    if path not in named:
+        directory = BlobDirectory.open(known.config)
+        if directory.store_id == known.store_id:
+            return directory
         directory.close()
-        return None
-    return directory
+    return f"{shown} now holds another store; what lay in the old one is missing"
 
 
 def _has_blobs(directories: Sequence[BlobDirectory | None]) -> bool:

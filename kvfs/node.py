@@ -79,6 +79,7 @@ class Node:
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
         self.reclaim = Reclaim(directories, engine, self.space, self._release_spare, self._evict)
         self.clients: set[object] = set()
+        self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}

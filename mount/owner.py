@@ -46,12 +46,14 @@ class Owner:
 
     def __init__(self, store: Path) -> None:
         self._pidfd = -1
+        self._pid = 0
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             try:
                 with node_address(store) as address:
                     connection.connect(address)
                 who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-                self._pidfd = os.pidfd_open(_PEER.unpack(who)[0])
+                self._pid = _PEER.unpack(who)[0]
+                self._pidfd = os.pidfd_open(self._pid)
             except OSError:
                 pass  # nobody serves it, or not for us
 
@@ -60,6 +62,19 @@ class Owner:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    @property
+    def shown(self) -> str:
+        """The process in words, with what to do about one that is stopped."""
+        if self._pidfd < 0:
+            return "its process"
+        try:
+            with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return f"its process {self._pid}"
+        hint = f" (which is stopped: kill -CONT {self._pid})" if state in "Tt" else ""
+        return f"its process {self._pid}{hint}"
 
     def ask_to_leave(self) -> None:
         """SIGTERM, if it is there and ours to ask."""

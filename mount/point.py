@@ -6,6 +6,7 @@ mount(8) finds the line of fstab that it came from. A path with characters that 
 cannot hold is quoted as in an URL, behind `kvfs:`.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -27,6 +28,7 @@ _QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
+_SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +198,35 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
         raise InvalidInput(str(mountpoint), "no kvfs is mounted here")
     owner = Owner(entry.store)
     try:
-        _unmount(entry.mountpoint, lazy=lazy)
+        with _telling(f"waiting until {owner.shown} has written what is left, or has ended"):
+            _unmount(entry.mountpoint, lazy=lazy)
     except Busy as error:
         sys.stderr.write(f"kvfs umount: {error}\n")
         return 1
     if lazy:  # its process ends when the last file in it is closed
         return 0
-    if not owner.wait_gone(MOUNT_STOP_DEADLINE_S):
+    wait_s = f"{MOUNT_STOP_DEADLINE_S:.0f} s"
+    with _telling(f"unmounted; waiting up to {wait_s} for {owner.shown} to end"):
+        is_gone = owner.wait_gone(MOUNT_STOP_DEADLINE_S)
+    if not is_gone:
         sys.stderr.write(
-            f"kvfs umount: unmounted, but its process still runs; see {entry.store}/node.log\n"
+            f"kvfs umount: unmounted, but {owner.shown} still runs; see {entry.store}/node.log\n"
         )
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _telling(line: str) -> Iterator[None]:
+    """Say on standard error what a block waits for, when that takes longer than a person likes to
+    wait without a word."""
+    timer = threading.Timer(_SILENCE_S, sys.stderr.write, [f"kvfs umount: {line}\n"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:
@@ -223,9 +242,15 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
     if tool is None:
         raise KvfsError("unmounting as an ordinary user needs fusermount3; install fuse3")
     command = [tool, "-u", *(["-z"] if lazy else []), "--", os.fspath(mountpoint)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=MOUNT_STOP_DEADLINE_S
-    )
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=MOUNT_STOP_DEADLINE_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KvfsError(
+            f"{mountpoint}: cannot be unmounted within {MOUNT_STOP_DEADLINE_S:.0f} s; detach it"
+            " with --lazy"
+        ) from error
     if done.returncode and "busy" in done.stderr.lower():
         raise _busy(mountpoint)
     if done.returncode:

@@ -82,10 +82,16 @@ def mount_command(
     tokenizer = tokenizer and Path(os.path.abspath(tokenizer))
     orders = Orders(config, place, tokenizer, log_of(config.home))
     if not foreground:
-        start_in_background("mount", orders, orders.log or Path(os.devnull), MOUNT_START_DEADLINE_S)
+        start_in_background(
+            "mount",
+            orders,
+            orders.log or Path(os.devnull),
+            MOUNT_START_DEADLINE_S,
+            on_note=lambda note: sys.stderr.write(f"kvfs mount: {note}\n"),
+        )
         return 0
     log_to(orders.log, echo=True)
-    problem = _run(orders, lambda: tell_supervisor("READY=1"))
+    problem = _run(orders, lambda note: tell_supervisor("READY=1"))  # the log has said the note
     if problem is not None:
         raise problem
     return 0
@@ -97,10 +103,10 @@ def background() -> int:
     log_to(orders.log, echo=False)
     has_told = False
 
-    def ready() -> None:
+    def ready(note: str) -> None:
         nonlocal has_told
         has_told = True
-        tell_ready()
+        tell_ready(note)
 
     problem = _run(orders, ready)
     if problem is None:
@@ -120,7 +126,7 @@ def _check_device() -> None:
         ) from error
 
 
-def _run(orders: Orders, on_ready: Callable[[], None]) -> KvfsError | None:
+def _run(orders: Orders, on_ready: Callable[[str], None]) -> KvfsError | None:
     """Serve until stopped. What prevented it is returned; a bug ends the process with its trace."""
     problem: KvfsError | None = None
     try:
@@ -152,9 +158,10 @@ async def serve_mount(
     config: Config,
     mountpoint: Path,
     decode: Decode | None = None,
-    on_ready: Callable[[], None] = lambda: None,
+    on_ready: Callable[[str], None] = lambda note: None,
 ) -> None:
-    """Own a store and show it at a mount point until SIGTERM, SIGINT or an unmount."""
+    """Own a store and show it at a mount point until SIGTERM, SIGINT or an unmount. `on_ready` gets
+    what a person should know of it, mostly nothing."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         try:
             async with running(config) as node:
@@ -164,7 +171,10 @@ async def serve_mount(
                 async with _mounted(operations, config, mountpoint):
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.files.describe
-                    await _serve_requests(operations, config, mountpoint, signals, on_ready)
+                    note = "; ".join(node.absent)
+                    await _serve_requests(
+                        operations, config, mountpoint, signals, lambda: on_ready(note)
+                    )
         except OwnedElsewhere as error:
             raise _explain(error, config) from error
 

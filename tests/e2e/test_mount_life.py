@@ -148,6 +148,49 @@ def test_umount_while_in_use(where: Path, tmp_path: Path) -> None:
     assert "no kvfs is mounted here" in done.stderr
 
 
+def test_umount_says_what_it_waits_for(where: Path, tmp_path: Path) -> None:
+    pid = mount_at(where, tmp_path / "store")
+    os.kill(pid, signal.SIGSTOP)
+    command = [sys.executable, "-m", "kvfs", "umount", str(where)]
+    try:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as umount:
+            assert umount.stderr is not None
+            said = umount.stderr.readline()
+            assert f"waiting up to 30 s for its process {pid}" in said
+            assert f"kill -CONT {pid}" in said
+            os.kill(pid, signal.SIGCONT)
+            assert umount.wait(60) == 0
+            assert umount.stderr.read() == ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert is_gone(pid)
+
+
+def test_a_missing_directory_of_the_store_is_told(where: Path, tmp_path: Path) -> None:
+    store, disk = tmp_path / "store", tmp_path / "disk"
+    words = ("mount", where, "--store", store)
+    assert kvfs(*words, "--store", disk).returncode == 0
+    assert kvfs("umount", where).returncode == 0
+    disk.rename(tmp_path / "away")
+    for is_there in (False, True):
+        if is_there:
+            disk.mkdir()
+        for also_named in ((), ("--store", disk)):
+            done = kvfs(*words, *also_named)
+            cause = "is its disk mounted?" if is_there else "is not there"
+            assert (done.returncode, done.stdout) == (0, ""), done.stderr
+            assert done.stderr.startswith(f"kvfs mount: {disk} ") and cause in done.stderr
+            assert done.stderr.count("\n") == 1
+            (where / "a").write_bytes(b"data")
+            assert kvfs("umount", where).returncode == 0
+    assert os.listdir(disk) == []
+    disk.rmdir()
+    (tmp_path / "away").rename(disk)
+    done = kvfs(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_detached_mount_that_ends_leaves_its_successor_alone(where: Path, tmp_path: Path) -> None:
     old = mount_at(where, tmp_path / "old")
     (where / "a").write_bytes(b"old")

@@ -516,6 +516,42 @@ def test_a_damaged_list_of_directories_is_told_in_words(start_node, text: str) -
     assert "directories.json: is damaged; remove it" in ran.stderr.splitlines()[-1]
 
 
+def test_a_missing_directory_is_told_and_comes_back(start_node, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    names = [b"%d" % n for n in range(6)]
+    node = start_node(extra_stores=(part,))
+    with Client(node.store) as client:
+        for name in names:
+            store_bytes(client, name, name * 1000)
+    node.stop()
+    part.rename(tmp_path / "away")
+    for extra in ((), (part,)):
+        node = start_node(store=node.store, extra_stores=extra, allow="is not there")
+        assert f"{part} is not there; what lies in it is missing" in node.log.read_text()
+        with Client(node.store) as client:
+            assert [d["present"] for d in client.status()["directories"]] == [True, False]
+            store_bytes(client, b"more", b"more")
+        node.stop()
+        assert not part.exists()
+    (tmp_path / "away").rename(part)
+    node = start_node(store=node.store, extra_stores=(part,))
+    with Client(node.store) as client:
+        assert [load_bytes(client, name) for name in names] == [name * 1000 for name in names]
+
+
+def test_a_disk_that_another_took_the_place_of_is_told(start_node, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    node = start_node(extra_stores=(part,))
+    node.stop()
+    part.rename(tmp_path / "away")
+    start_node(store=part).stop()
+    for extra in ((), (part,)):
+        node = start_node(store=node.store, extra_stores=extra, allow="now holds another store")
+        with Client(node.store) as client:
+            store_bytes(client, b"more", b"more")
+        node.stop()
+
+
 def test_a_part_of_a_store_is_no_store_by_itself(start_node, tmp_path: Path) -> None:
     part = tmp_path / "part"
     node = start_node(extra_stores=(part,))
