@@ -28,7 +28,7 @@ from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.counters import Counters
 from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
-from kvfs.names import parse_chunk_path
+from kvfs.names import chunk_path, namespace_path, parse_chunk_path
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
@@ -344,31 +344,48 @@ class Node:
             self.drop_orphan(published.replaced)
 
     async def index_chunk(self, inode: Inode) -> None:
-        """A chunk file that came through the mount joins the tree of prefixes, if its header says
-        what its name says. Read in a thread, since it may be long; never fails, since what gave the
-        file its name has happened."""
-        if not (inode.is_regular and inode.is_published) or self.meta.chunk(inode.ino) is not None:
-            return
-        fd = self.open_inode(inode) if self._chunk_keys(inode.ino) else None
-        if fd is None:
+        """A chunk file that came through the mount, or got another name there, is in the tree of
+        prefixes as far as its header says what its name says: engines take it for a miss else.
+        Never fails, since what gave the file its name has happened."""
+        if not (inode.is_regular and inode.is_published):
             return
         try:
-            info = await trio.to_thread.run_sync(_read_chunk, fd, inode.size_bytes)
-            now = self.meta.inode(inode.ino)  # it may have another name or content by now
-            is_same = now is not None and now.digest == inode.digest
-            if is_same and info.key in self._chunk_keys(inode.ino):
+            info = await self._find_chunk(inode)
+            now = self.meta.inode(inode.ino)
+            if now is None or now.digest != inode.digest:
+                return  # it has other content by now, which is looked at as well
+            known = self.meta.chunk(inode.ino)
+            if info is None and known is not None:
+                self.meta.drop_chunk(inode.ino)
+            elif info is not None and info != known:
                 self.meta.set_chunk(inode.ino, info)
-        except Corrupt as error:
-            log.info("inode %d is no chunk file: %s", inode.ino, error.reason)
         except (KvfsError, OSError) as error:
             log.warning("inode %d: its header cannot be read: %s", inode.ino, error)
+
+    async def _find_chunk(self, inode: Inode) -> ChunkInfo | None:
+        """What a file is as a chunk, by its header and one of its names; None for no chunk."""
+        if not self._chunk_places(inode.ino):
+            return None
+        fd = self.open_inode(inode)
+        if fd is None:
+            return self.meta.chunk(inode.ino)
+        try:
+            header = await trio.to_thread.run_sync(read_header, fd, inode.size_bytes)
+        except Corrupt as error:
+            log.info("inode %d is no chunk file: %s", inode.ino, error.reason)
+            return None
         finally:
             os.close(fd)
+        said = namespace_path(header.model, header.fingerprint), header.key
+        if said in self._chunk_places(inode.ino):  # which may have changed meanwhile
+            return chunk_info(header)
+        log.info("inode %d is by its header %s", inode.ino, os.fsdecode(chunk_path(*said)))
+        return None
 
-    def _chunk_keys(self, ino: int) -> set[bytes]:
-        """What chunks a file is by its names."""
+    def _chunk_places(self, ino: int) -> set[tuple[bytes, str]]:
+        """Namespace and key of a file, by each of its names that is a chunk's."""
         parsed = map(parse_chunk_path, self.meta.paths_of(ino))
-        return {found[1].encode() for found in parsed if found is not None}
+        return {found for found in parsed if found is not None}
 
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> None:
@@ -416,16 +433,12 @@ def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
     """A place for a stage's blob, and its digest unless it is known: of `fd`, which is then closed.
     Blocks; who waited may have gone."""
     if digest is None:
-            await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
-        content = Content(stage, digest, size_bytes, mtime_ns, ino=ino, is_hashed=True)
-        inode = self.publisher.publish([content])[0]
-        await self.index_chunk(inode)
+        try:
+            digest = digest_file(fd)
+        finally:
+            os.close(fd)
     directory.make_leaves([digest])
     return digest
-
-
-def _read_chunk(fd: int, size_bytes: int) -> ChunkInfo:
-    return chunk_info(read_header(fd, size_bytes))
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:

@@ -363,6 +363,10 @@ class MetaEngine(Protocol):
         first name. Gone with the file's last name. EINVAL as for `publish`."""
         ...
 
+    def drop_chunk(self, ino: int) -> None:
+        """Forget that a file is a chunk; one that is none is left alone."""
+        ...
+
     def chunk(self, ino: int) -> ChunkInfo | None: ...
 
     def children(self, namespace: int, parent: bytes, after: int, limit: int) -> list[ChunkEntry]:

@@ -375,6 +375,10 @@ class LmdbEngine:
         with self._writing() as batch:
             content.set_chunk(batch, ino, info)
 
+    def drop_chunk(self, ino: int) -> None:
+        with self._writing() as batch:
+            batch.drop_chunk(ino)
+
     def chunk(self, ino: int) -> ChunkInfo | None:
         with self._reading() as view:
             record = view.chunk(ino)

@@ -672,6 +672,18 @@ class MetaSuite:
         refused(errno.EINVAL, meta.set_chunk, self.file(meta, b"u"), chunk(b"k"))
         refused(errno.EINVAL, meta.set_chunk, ino, chunk(b""))
 
+    def test_drop_chunk(self, meta: MetaEngine) -> None:
+        [published] = meta.publish([publication(1, b"m/h/f", chunk=chunk(b"k"))], T0)
+        ino = published.inode.ino
+        for _ in range(2):
+            meta.drop_chunk(ino)
+            assert meta.chunk(ino) is None
+            assert meta.children(meta.parent_of(published.parent), b"", 0, 9) == []
+        assert meta.inode(ino) == published.inode
+        meta.drop_chunk(999)
+        meta.set_chunk(ino, chunk(b"k"))
+        assert meta.chunk(ino) == chunk(b"k")
+
     def test_a_chunk_record_ends_with_its_content(self, meta: MetaEngine) -> None:
         [one, two] = meta.publish(
             [

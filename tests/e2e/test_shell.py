@@ -586,6 +586,75 @@ def test_a_mount_is_found_by_its_paths(start_mount: StartMount) -> None:
     assert [(run["token_end"], run["chunks"]) for run in model["runs"]] == [(256, 1)]
 
 
+def test_a_mount_is_found_by_links_and_from_inside(
+    start_mount: StartMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = start_mount()
+    (mount.mountpoint / "dir" / "sub").mkdir(parents=True)
+    (mount.mountpoint / "dir" / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(mount.mountpoint)
+    (tmp_path / "store link").symlink_to(mount.store)
+    assert kvfs_text("ls", tmp_path / "link" / "dir") == "file\nsub/\n"
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.chdir(mount.mountpoint / "dir")
+    for words in (("ls",), ("ls", "."), ("ls", "../dir"), ("ls", "/dir")):
+        assert kvfs_text(*words) == "file\nsub/\n", words
+    assert kvfs_json("show", "file", store=tmp_path / "store link")["path"] == "/dir/file"
+    assert kvfs_json("verify")["files"] == 1  # the whole store
+
+
+def test_a_chunk_in_the_directory_of_another_model_is_not_called_cached(
+    start_mount: StartMount, tmp_path: Path
+) -> None:
+    mount = start_mount()
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(TOKENS[:256]))
+    path, data, _ = chunk_file("a", None, 0, TOKENS)
+    own = mount.mountpoint / os.fsdecode(path)
+    others = [
+        mount.mountpoint / "kv" / f"{name}" / own.parent.name / own.name
+        for name in (f"Other@{FINGERPRINT}", f"{own.parent.parent.name[:-4]}0000")
+    ]
+    for file in (own, *others):
+        file.parent.mkdir(parents=True)
+
+    def cached() -> list[str]:
+        """The directories in which the prompt is called cached, by `prefixes` and by `explain`."""
+        found = []
+        for directory in (file.parent.parent.name for file in (own, *others)):
+            words = ("explain", "--model", directory, "--tokens", ids)
+            ran = kvfs(*words, "--json", store=mount.store)
+            hits = [m["hit_tokens"] for m in json.loads(ran.stdout)["models"]] if ran.stdout else []
+            models = kvfs_json("prefixes", directory, "--all", store=mount.store)["models"]
+            runs = [run for model in models for run in model["runs"]]
+            assert (sum(hits) > 0) is bool(runs)
+            found += [directory] if runs else []
+        return found
+
+    own.write_bytes(data)
+    for file in others:
+        shutil.copy(own, file)
+    assert cached() == [own.parent.parent.name]
+    for file in others:
+        file.unlink()
+        own.rename(file)
+        assert cached() == []
+        file.rename(own)
+        assert cached() == [own.parent.parent.name]
+    own.rename(mount.mountpoint / "outside")
+    assert cached() == []
+
+
+def test_the_view_of_a_mount_is_told_from_the_store(start_mount: StartMount, store: Path) -> None:
+    mount = start_mount(mountpoint=store.parent / "m", store=store.parent / "other")
+    for words in (("show", ".kvfs"), ("ls", mount.mountpoint / ".kvfs"), ("du", ".kvfs/prefixes")):
+        ran = kvfs(*words, store=mount.store)
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), words
+        assert f"ls {mount.mountpoint}/.kvfs" in ran.stderr
+    ran = kvfs("show", ".kvfs", store=store)
+    assert ran.returncode == 2 and "MOUNTPOINT/.kvfs" in ran.stderr
+
+
 def test_commands_in_the_background(tmp_path: Path) -> None:
     """`kvfs mount` returns when the mount serves; `kvfs umount` when it is gone."""
     mountpoint, store = tmp_path / "mnt", tmp_path / "store"
