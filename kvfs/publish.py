@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Publications of one node. `next_stamp(count)` gives the newest of so many stamps in the order
     of use; `tell(published)` hears of each name that came and of what it replaced; `reap` removes
-    the files of doomed blobs and never raises: what was published is, whatever comes of the rest."""
+    the files of doomed blobs and never raises: what was published is, whatever comes after it."""
 
     def __init__(
         self,
