@@ -38,6 +38,7 @@ QUARANTINE_FILES_MAX = 64
 QUARANTINE_BYTES_MAX = GIB
 EVICTION_QUESTIONS_MAX = 1024  # about chunks, in one decision that found something: milliseconds
 VERIFIED_MAX = 262_144  # digests remembered as checked since the node started
+USES_WAITING_MAX = 128  # files in use of which the metadata does not know yet: 2 ms to write
 ORPHANS_MAX = 65_536  # removed files that wait for metadata that can be written
 EVICTION_BATCH = 24  # files taken away in one go: more would hold the node for over 10 ms
 IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its last client

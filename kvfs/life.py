@@ -64,6 +64,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             yield node
             nursery.cancel_scope.cancel()
         await node.reclaim.remove_queued()
+        node.uses.write()
         await trio.to_thread.run_sync(engine.sync)
         _mark_clean(meta)
 
@@ -211,6 +212,7 @@ async def _sync_always(node: Node) -> None:
     """Bound what a crash of the machine may lose; and do what could not be written before."""
     while True:
         await trio.sleep(META_SYNC_INTERVAL_S)
+        node.uses.write()
         try:
             await trio.to_thread.run_sync(node.meta.sync)
         except (OutOfSpace, Unavailable) as error:  # not the end: the next time it may do

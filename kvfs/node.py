@@ -26,7 +26,7 @@ from kvfs.checks import Checks
 from kvfs.chunk import chunk_info
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace, Unavailable
+from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.names import chunk_path, namespace_path, parse_chunk_path
 from kvfs.orphans import Orphans
@@ -35,6 +35,7 @@ from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, digest_file, read_header
+from kvfs.uses import Uses
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Node:
         self._watchers: list[Callable[[Change], None]] = []
         self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
+        self.uses = Uses(engine)
         self._stamp_ns = 0
         self.publisher = Publisher(
             directories,
@@ -257,12 +259,8 @@ class Node:
         self._orphans.drop([inode.ino for _, _, inode in lost])
 
     def touch(self, inos: Sequence[int]) -> None:
-        """Note a use, the first as the most recent; or not, where it cannot be written: a full disk
-        keeps nobody from reading."""
-        try:
-            self.meta.touch(inos, self._next_stamp(len(inos)))
-        except (OutOfSpace, Unavailable) as error:
-            log.debug("a use is not noted: %s", error)
+        """Note a use, the first as the most recent."""
+        self.uses.note(inos, self._next_stamp(len(inos)))
 
     def _next_stamp(self, count: int) -> int:
         """The newest of so many stamps, all of them newer than any before."""
@@ -338,6 +336,7 @@ class Node:
         return inode
 
     def _tell_published(self, published: Published) -> None:
+        self.uses.forget(published.inode.ino)
         if published.parent:
             self.notify(published.parent, published.name, published.inode.ino)
         if published.replaced is not None:
@@ -406,6 +405,7 @@ class Node:
 
     def _evict(self, index: int, short_bytes: int) -> int:
         """Take away the coldest files of a directory; how many files that touched."""
+        self.uses.write()
         decision = evict.plan(
             self.meta, short_bytes, EVICTION_BATCH, directory=index, kept=self._held.keys()
         )
