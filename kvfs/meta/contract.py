@@ -375,11 +375,6 @@ class MetaEngine(Protocol):
         ...
 
     # Use and eviction ----------------------------------------------------------------------------
-    def touch(self, inos: Sequence[int], now_ns: int) -> None:
-        """Note a use. Within one call the first counts as the most recent, so that a prefix
-        outlives its suffix. Unknown inodes are ignored."""
-        ...
-
     def set_pinned(self, ino: int, pinned: bool) -> Inode: ...
 
     def coldest(
@@ -400,7 +395,7 @@ class MetaEngine(Protocol):
         ...
 
     def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:
-        """Set (ino, used_ns) as eviction decided."""
+        """Set (ino, used_ns), of a use or as eviction decided. Unknown inodes are ignored."""
         ...
 
     def usage(self) -> Usage: ...

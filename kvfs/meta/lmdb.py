@@ -394,11 +394,6 @@ class LmdbEngine:
             return found
 
     # Use and eviction ----------------------------------------------------------------------------
-    def touch(self, inos: Sequence[int], now_ns: int) -> None:
-        with self._writing() as batch:
-            for index, ino in enumerate(dict.fromkeys(inos)):
-                batch.stamp(ino, now_ns - index)
-
     def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:
         with self._writing() as batch:
             for ino, used_ns in stamps:

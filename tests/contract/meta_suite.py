@@ -554,7 +554,7 @@ class MetaSuite:
         ]
         assert meta.chunk(one.inode.ino) == chunk(b"k0")
         meta.set_pinned(pinned.inode.ino, False)
-        meta.touch([one.inode.ino], T0 + 1)
+        meta.restamp([(one.inode.ino, T0 + 1)])
         assert [c.ino for c in meta.coldest(9, directory=2)][-1] == one.inode.ino
         assert len(meta.coldest(9)) == 4
         assert meta.recover().intended == ()
@@ -712,12 +712,13 @@ class MetaSuite:
     def coldest(self, meta: MetaEngine, directory: int | None = None) -> list[tuple[int, int]]:
         return [(c.ino, c.used_ns) for c in meta.coldest(99, directory=directory)]
 
-    def test_publishing_and_touching_are_uses(self, meta: MetaEngine) -> None:
+    def test_publications_and_stamps_are_uses(self, meta: MetaEngine) -> None:
         published = meta.publish([publication(n, b"f%d" % n) for n in range(1, 4)], T0)
         one, two, three = (p.inode.ino for p in published)
         assert self.coldest(meta) == [(three, T0 - 2), (two, T0 - 1), (one, T0)]
         unpublished = self.file(meta, b"u")
-        meta.touch([three, unpublished, 999, ROOT_INO, one], T0 + 10)
+        inos = [three, unpublished, 999, ROOT_INO, one]
+        meta.restamp([(ino, T0 + 10 - index) for index, ino in enumerate(inos)])
         assert self.coldest(meta) == [(two, T0 - 1), (one, T0 + 6), (three, T0 + 10)]
         assert meta.newest_used_ns() == T0 + 10
         touched = meta.inode(three)

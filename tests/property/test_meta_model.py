@@ -427,12 +427,13 @@ class MetaMachine(RuleBasedStateMachine):
         return bool(self.model.nodes[ino].digest) and bool(self.model.links(ino))
 
     @rule(inos=st.lists(PICKS, max_size=4))
-    def touch(self, inos: list[int]) -> None:
-        chosen, now_ns = [self.pick(ino, stat.S_IFREG) for ino in inos], self.now()
-        self.engine.touch(chosen, now_ns)
-        for index, ino in enumerate(dict.fromkeys(chosen)):
+    def restamp(self, inos: list[int]) -> None:
+        now_ns = self.now()
+        stamps = {self.pick(ino, stat.S_IFREG): now_ns - i for i, ino in enumerate(inos)}
+        self.engine.restamp(list(stamps.items()))
+        for ino, used_ns in stamps.items():
             if ino in self.model.nodes and self._is_stamped(ino):
-                self.model.nodes[ino].used_ns = now_ns - index
+                self.model.nodes[ino].used_ns = used_ns
 
     @rule(ino=PICKS, pinned=st.booleans())
     def pin(self, ino: int, pinned: bool) -> None:
