@@ -22,7 +22,7 @@ from kvfs.shell.explain import (
 from kvfs.shell.namespaces import choose_namespaces, find_namespaces, shown_name
 from kvfs.shell.positions import Position
 from kvfs.shell.render import count_text, duration_text, size_text, table, time_text, write_json
-from kvfs.shell.tree import complain_of_model
+from kvfs.shell.tree import complain_of_model, find_other_home
 from kvfs.shell.views import Session
 from kvfs.tokenizer import Tokenizer
 
@@ -49,6 +49,16 @@ def explain(
         tokens = read_tokens(_read_text(tokens_file), tokens_file)
     known = find_namespaces(session.client)
     spaces = choose_namespaces(known, model)
+    homes = {space: find_other_home(session.client, space) for space in spaces}
+    for space, home in homes.items():
+        if home is not None:
+            sys.stderr.write(
+                f"kvfs explain: {shown_name(space)}: left out, its chunks were stored for {home},"
+                " where engines look for them\n"
+            )
+    if spaces and all(homes.values()):
+        return 1
+    spaces = [space for space in spaces if homes[space] is None]
     if not spaces:
         return complain_of_model("explain", model, known)
     with session.progress("searching"):

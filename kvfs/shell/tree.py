@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvfs.client import Client
-from kvfs.names import chunk_path, escape
+from kvfs.names import chunk_path, escape, namespace_path
 from kvfs.shell.namespaces import (
     Census,
     Namespace,
     choose_namespaces,
     estimate_chunks,
     find_namespaces,
+    list_chunks,
     shown_name,
 )
 from kvfs.shell.positions import Position
@@ -32,6 +33,7 @@ from kvfs.tokenizer import Tokenizer
 
 SNIPPET_TOKENS = 64  # of a chunk, decoded to show its text
 SNIPPET_CHARACTERS = 60
+_LOOKED_AT_MAX = 64  # files, for one that is in the tree
 
 TextOf = Callable[[Namespace, Position], str | None]
 
@@ -96,6 +98,18 @@ def _text_reader(client: Client, directory: Path | None) -> TextOf:
     return text_of
 
 
+def find_other_home(client: Client, space: Namespace) -> str | None:
+    """Where the chunks of a directory that was renamed belong: `kv/<model>@<fingerprint>`, by the
+    first that is in the tree of prefixes. Engines take all of them for misses here. None when they
+    are at home."""
+    for path, _, _ in itertools.islice(list_chunks(client, space), _LOOKED_AT_MAX):
+        header = look_at_header(client, path) if client.chunk(path) is not None else None
+        if header is not None:
+            home = namespace_path(header.model, header.fingerprint)
+            return None if home == space.path else escape(home)
+    return None
+
+
 class _Tree:
     """The runs of one namespace that are shown, and whether that is all."""
 
@@ -137,6 +151,10 @@ def _space_lines(
     files = count_text(census.files, "chunk file")
     about = "about " if census.is_estimate else ""
     yield f"{shown_name(space)}  {about}{files}, {size_text(census.size_bytes)}"
+    home = find_other_home(session.client, space)
+    if home is not None:
+        yield f"of no use here: they were stored for {home}, where engines look for them"
+        return
     tree = _Tree(session.client, space, census)
     follow, middle, last = _branches(session.out)
     is_in_orphans = False
@@ -196,7 +214,9 @@ def _space_document(
     text_of: TextOf,
 ) -> dict[str, Any]:
     tree = _Tree(session.client, space, census)
-    runs = [_run_document(run, text_of(space, run.head)) for run in tree.runs(depth, limit)]
+    home = find_other_home(session.client, space)
+    found = tree.runs(depth, limit) if home is None else ()
+    runs = [_run_document(run, text_of(space, run.head)) for run in found]
     return {
         "name": shown_name(space),
         "model": space.model,
@@ -206,7 +226,8 @@ def _space_document(
         "is_estimate": census.is_estimate,
         "groups_and_shards": sorted(census.parts),
         "is_cut": tree.is_cut,
-        "unplaced_files": tree.unplaced_files,
+        "unplaced_files": tree.unplaced_files if home is None else census.files,
+        "stored_for": home,
         "runs": runs,
     }
 

@@ -645,6 +645,31 @@ def test_a_chunk_in_the_directory_of_another_model_is_not_called_cached(
     assert cached() == []
 
 
+def test_a_renamed_directory_of_a_model_holds_nothing_that_is_called_cached(
+    start_mount: StartMount, tmp_path: Path
+) -> None:
+    mount = start_mount()
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(TOKENS))
+    with Client(mount.store) as client:
+        publish_chain(client, "ab", tokens=TOKENS)
+    home = mount.mountpoint / os.fsdecode(SPACE)
+    other = home.with_name(f"Other@{FINGERPRINT}")
+    words = ("--model", other.name, "--tokens", ids)
+    home.rename(other)
+    (model,) = kvfs_json("prefixes")["models"]
+    assert (model["runs"], model["stored_for"]) == ([], os.fsdecode(SPACE))
+    assert f"stored for {os.fsdecode(SPACE)}" in kvfs_text("prefixes")
+    ran = kvfs("explain", *words)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert f"stored for {os.fsdecode(SPACE)}" in ran.stderr
+    other.rename(home)
+    (found,) = kvfs_json("explain", "--model", MODEL, "--tokens", ids)["models"]
+    assert found["hit_tokens"] == 512
+    (model,) = kvfs_json("prefixes")["models"]
+    assert [run["chunks"] for run in model["runs"]] == [2] and model["stored_for"] is None
+
+
 def test_the_view_of_a_mount_is_told_from_the_store(start_mount: StartMount, store: Path) -> None:
     mount = start_mount(mountpoint=store.parent / "m", store=store.parent / "other")
     for words in (("show", ".kvfs"), ("ls", mount.mountpoint / ".kvfs"), ("du", ".kvfs/prefixes")):
