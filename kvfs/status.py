@@ -27,6 +27,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "size_bytes": usage.size_bytes,
         "used_bytes": sum(node.space.used_bytes(i) for i in range(len(node.directories))),
         "directories": [_directory_status(node, index) for index in range(len(node.directories))],
+        "missing": list(node.absent),
         "counters": asdict(node.counters),
     }
 

@@ -148,7 +148,9 @@ def _restore(directory: Path) -> None:
     from kvfs.roster import home_of, restore_mark
     from kvfs.shell.doctor import check_node
 
+    check_directory(directory)
     home = home_of(directory)
+    check_directory(home)
     if check_node(home)[0]:  # its lock went with the mark: a second node could not be kept out
         raise InvalidInput(
             str(directory), f"is still served by a node of {home}; stop that first, then try again"

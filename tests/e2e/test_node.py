@@ -529,7 +529,9 @@ def test_a_missing_directory_is_told_and_comes_back(start_node, tmp_path: Path) 
         node = start_node(store=node.store, extra_stores=extra, allow="is not there")
         assert f"{part} is not there; what lies in it is missing" in node.log.read_text()
         with Client(node.store) as client:
-            assert [d["present"] for d in client.status()["directories"]] == [True, False]
+            status = client.status()
+            assert [d["present"] for d in status["directories"]] == [True, False]
+            assert [line.split(" is ")[0] for line in status["missing"]] == [str(part)]
             store_bytes(client, b"more", b"more")
         node.stop()
         assert not part.exists()

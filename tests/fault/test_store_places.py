@@ -1,0 +1,175 @@
+"""A store in which somebody took things away or put others in their place: named, never waited for,
+and nothing is lost."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from tests.conftest import StartNode
+from tests.e2e.test_shell import DEADLINE_S, kvfs, kvfs_json, kvfs_text, publish, publish_chain
+
+
+def test_a_store_that_lost_its_mark_gets_it_again(start_node: StartNode, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    node = start_node(extra_stores=(part,))
+    with Client(node.store) as client:
+        paths = publish_chain(client, "abcdef")
+        publish(client, b"plain", b"bytes")
+    node.stop()
+    for directory in (node.store, part):
+        mark = directory / "store.json"
+        text = mark.read_text()
+        mark.unlink()
+        for words in (("serve", "--store", directory), ("ls", "--store", directory)):
+            ran = kvfs(*words)
+            assert (ran.returncode, ran.stdout) == (2, ""), words
+            told = f"has lost its store.json; kvfs init {directory}"
+            if directory == node.store:
+                assert told in ran.stderr.splitlines()[-1]
+        found = kvfs_json("doctor", store=directory, code=1)
+        assert "kvfs init" in next(f for f in found["findings"] if f["check"] == "store")["advice"]
+        assert "store.json again" in kvfs_text("init", directory)
+        assert json.loads(mark.read_text()) == json.loads(text)
+    start_node(store=node.store)
+    with Client(node.store) as client:
+        assert None not in client.lookup([*paths, b"plain"])
+    assert kvfs_json("verify", store=node.store)["files"] == 7
+
+
+def test_a_mark_is_not_made_again_while_a_node_serves(start_node: StartNode) -> None:
+    node = start_node()
+    (node.store / "store.json").rename(node.store / "kept")
+    ran = kvfs("init", node.store)
+    assert ran.returncode == 2 and "is still served" in ran.stderr
+    assert not (node.store / "store.json").exists()
+    (node.store / "kept").rename(node.store / "store.json")
+
+
+def test_a_mark_is_not_made_again_from_what_is_none(start_node: StartNode) -> None:
+    node = start_node()
+    node.stop()
+    (node.store / "store.json").unlink()
+    os.mkfifo(node.store / "part.json")
+    ran = kvfs("init", node.store)
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "part.json: is a FIFO" in ran.stderr
+
+
+def test_a_store_that_lost_mark_and_metadata_has_its_chunks(start_node: StartNode) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        paths = publish_chain(client, "abc")
+    node.stop()
+    (node.store / "store.json").unlink()
+    shutil.rmtree(node.store / "meta")
+    assert kvfs("init", node.store).returncode == 0
+    start_node(store=node.store, allow="rebuilding names")
+    with Client(node.store) as client:
+        assert None not in client.lookup(paths)
+
+
+ODD_FILES = ("store.json", "part.json", "kvfs.toml", "node.log", "node.log.1", "meta/data.mdb",
+             "meta/lock.mdb", "meta/directories.json", "meta/running")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
+def test_what_stands_in_place_of_a_stores_files_is_named(
+    start_node: StartNode, tmp_path: Path, kind: str
+) -> None:
+    node = start_node()
+    node.stop()
+    for name in ODD_FILES:
+        file = node.store / name
+        kept = file.rename(tmp_path / "kept") if file.exists() else None
+        if kind == "fifo":
+            os.mkfifo(file)
+        elif kind == "directory":
+            file.mkdir()
+        else:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(os.fspath(file))
+        for words in (("serve",), ("mount", tmp_path / "mnt"), ("ls",)):
+            ran = kvfs(*words, store=node.store)
+            assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
+            assert f"{file}: is a {'FIFO' if kind == 'fifo' else kind}" in ran.stderr
+            assert "move it away" in ran.stderr
+        (file.rmdir if kind == "directory" else file.unlink)()
+        if kept is not None:
+            kept.rename(file)
+    (node.store / "node.sock").mkdir()
+    for words in (("serve",), ("ls",)):
+        ran = kvfs(*words, store=node.store)
+        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
+        assert "node.sock: is a directory and no socket; move it away" in ran.stderr
+    (node.store / "node.sock").rmdir()
+    for name in ("meta", "blobs", "staging", "quarantine"):
+        (node.store / name).rename(tmp_path / name)
+        (node.store / name).touch()
+        ran = kvfs("serve", store=node.store)
+        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
+        assert f"{name}: is no directory; move it away" in ran.stderr
+        (node.store / name).unlink()
+        (tmp_path / name).rename(node.store / name)
+    assert kvfs_text("ls", store=node.store) == ""
+
+
+def test_a_configuration_may_come_through_a_pipe_and_the_log_go_nowhere(tmp_path: Path) -> None:
+    store, config = tmp_path / "store", tmp_path / "config"
+    os.mkfifo(config)
+    store.mkdir()
+    (store / "node.log").symlink_to(os.devnull)
+    (store / "kvfs.toml").touch()
+    command = [
+        sys.executable,
+        "-m",
+        "kvfs",
+        "serve",
+        "--store",
+        str(store),
+        "--config",
+        str(config),
+    ]
+    with subprocess.Popen([*command, "--idle-exit", "0.1"], stderr=subprocess.PIPE) as serving:
+        config.write_text("fsync = true\n")
+        assert serving.wait(DEADLINE_S) == 0
+
+
+def test_gc_clears_staging_of_what_is_older_than_the_node(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node()
+    node.stop()
+    staging = node.store / "staging"
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "kept").touch()
+    (staging / "file").write_bytes(b"x")
+    (staging / "0123.4567.1").write_bytes(b"of another store")
+    (staging / "link").symlink_to(target)
+    os.mkfifo(staging / "fifo")
+    (staging / "empty").mkdir()
+    (staging / "full").mkdir()
+    (staging / "full" / "photo.jpg").touch()
+    start_node(store=node.store)
+    (staging / "new").touch()
+    with Client(node.store) as client:
+        staged = client.stage([1])
+        assert len(os.listdir(staging)) == 8
+        ran = kvfs("gc", store=node.store)
+        assert ran.returncode == 0 and "foreign files  5" in ran.stdout
+        assert ran.stderr.count("\n") == 1 and "2 foreign names left in staging" in ran.stderr
+        assert f"{staging}/full, {staging}/new" in ran.stderr
+        assert sorted(set(os.listdir(staging)) & {"full", "new"}) == ["full", "new"]
+        assert len(os.listdir(staging)) == 3
+        removed = kvfs_json("gc", store=node.store)
+        assert (removed["foreign_files"], removed["left_count"]) == (0, 2)
+        assert removed["left"] == [f"{staging}/full", f"{staging}/new"]
+        os.close(staged[0].fd)
+    assert (target / "kept").exists() and (staging / "full" / "photo.jpg").exists()
