@@ -237,7 +237,7 @@ class LmdbEngine:
         missing = []
         while path not in directories:
             missing.append(path)
-            path = path.rpartition(b"/")[0]
+            path = path.rpartition(b"/")[0].rstrip(b"/")  # a run of slashes is one step
         prefix = directories[path]
         for path in reversed(missing):
             name = path.rpartition(b"/")[2]

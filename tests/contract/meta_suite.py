@@ -194,6 +194,14 @@ class MetaSuite:
         meta.lose(digest(2), T0)
         assert meta.sizes([b"f", b"h"]) == [None, None]
 
+    def test_a_run_of_slashes_is_one_however_long(self, meta: MetaEngine) -> None:
+        meta.publish([publication(1, b"a/b/f")], T0)
+        for run in (b"//", b"/" * 1_000_000):
+            paths = [run + b"a" + run + b"b" + run + b"f" + run, b"a" + run + b"c" + run + b"f"]
+            assert meta.sizes(paths) == [101, None]
+            assert [inode is not None for inode in meta.resolve(paths)] == [True, False]
+            assert meta.resolve([run])[0] == meta.inode(ROOT_INO)
+
     def test_chunk_sizes_are_those_of_their_paths(self, meta: MetaEngine) -> None:
         hashes = [bytes([n]) * 2 for n in (1, 2, 17)]
         keys = ChunkKeys(b"".join(hashes), 2, ((0, 0), (1, 10)))

@@ -102,6 +102,35 @@ def test_words_longer_than_any_name_are_misses_or_refused(
 
 
 @pytest.mark.parametrize(
+    ("operation", "rest"),
+    [
+        ("sizes", []),
+        ("open", [True]),
+        ("touch", []),
+        ("set_pinned", [True]),
+        ("evict", []),
+        ("verify", []),
+        ("stat", None),
+        ("chunk", None),
+        ("list", [b"", 1]),
+        ("chunk_sizes", [b"ab", 2, [[0, 0]]]),
+        ("children", [b"", 0, 1]),
+        ("children_of", [[b""], 1]),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_refused_at_once(
+    start_node, operation: str, rest: list[Any] | None
+) -> None:
+    node = start_node()
+    is_batch = operation in ("sizes", "open", "touch", "set_pinned", "evict", "verify")
+    with Client(node.store, deadline_s=10) as client:
+        for path in (b"a" + b"/" * (15 * 1024 * 1024) + b"b", b"a/" * 2048 + b"b"):
+            arguments = [[path] if is_batch else path, *(rest or [])]
+            with pytest.raises(InvalidInput, match=f"path: has {len(path)} bytes; 4096 are the"):
+                client._call(operation, *arguments)
+
+
+@pytest.mark.parametrize(
     ("path", "chunk"),
     [
         (b".kvfs", None),
