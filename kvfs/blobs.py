@@ -293,15 +293,12 @@ class BlobDirectory:
         return True
 
     def scan(self) -> Iterator[list[tuple[bytes, int]]]:
-        """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow."""
+        """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow. Those
+        that come or go meanwhile may be among them or not."""
         for first in _subdirectories(f"{self._root}/blobs"):
             for second in _subdirectories(first.path):
                 prefix = first.name + second.name
-                yield [
-                    (bytes.fromhex(item.name), item.stat(follow_symlinks=False).st_size)
-                    for item in os.scandir(second.path)
-                    if _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
-                ]
+                yield list(_scan_leaf(second.path, prefix))
 
     def _trim_quarantine(self) -> None:
         """Keep the newest bad files within their bounds."""
@@ -357,6 +354,19 @@ def _remove(path: str) -> bool:
         log.warning("%s cannot be removed: %s", path, error)
         return False
     return True
+
+
+def _scan_leaf(path: str, prefix: str) -> Iterator[tuple[bytes, int]]:
+    """The blobs in one directory, whose names begin with `prefix`."""
+    with os.scandir(path) as items:
+        for item in items:
+            if not _BLOB_NAME.fullmatch(item.name) or not item.name.startswith(prefix):
+                continue
+            try:
+                size_bytes = item.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:  # evicted just now
+                continue
+            yield bytes.fromhex(item.name), size_bytes
 
 
 def _subdirectories(path: str) -> list[os.DirEntry[str]]:

@@ -90,6 +90,7 @@ class Node:
         self._checks = Checks()
         self.uses = Uses(engine)
         self._stamp_ns = 0
+        self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
         self.publisher = Publisher(
             directories,
             engine,

@@ -16,7 +16,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.counters import Counters
 from kvfs.errors import NamespaceError
-from kvfs.meta.contract import Blob, Inode, MetaEngine, Published
+from kvfs.meta.contract import Blob, Inode, MetaEngine, Publication, Published
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
@@ -86,6 +86,23 @@ class Publisher:
             self._tell(result)
         self._reap()
         return [result.inode for result in published]
+
+    def publish_found(self, publication: Publication) -> bool:
+        """Give a blob that no metadata knows, but lies where the publication says, its name; False
+        when the name exists, or the blob has become known or gone meanwhile. Raises
+        `NamespaceError`."""
+        digest = publication.digest
+        found = Blob(digest, publication.size_bytes, 0, publication.directory)
+        if (
+            self._meta.resolve([publication.path])[0] is not None
+            or self._meta.blobs([digest])[0] is not None
+            or not self._is_present(found)
+        ):
+            return False
+        self._checks.forget(digest)
+        (published,) = self._meta.publish([publication], self._next_stamp(1))
+        self._tell(published)
+        return True
 
     def _place(self, contents: Sequence[Content], places: dict[bytes, int]) -> None:
         """Bring each staged file under its digest, or drop it where equal bytes lie already; notes

@@ -39,51 +39,70 @@ async def collect_garbage(node: Node) -> Collected:
     content, and tells the others."""
     staging = orphans = orphan_bytes = foreign = 0
     left: list[str] = []
-    for index, directory in enumerate(node.directories):
-        if directory is None:
-            continue
-        staging += await trio.to_thread.run_sync(directory.purge_staging)
-        purged = await trio.to_thread.run_sync(directory.purge_foreign)
-        foreign += purged.removed
-        left += purged.left
-        batches = directory.scan()
-        while batch := await trio.to_thread.run_sync(_next_batch, batches):
-            known = node.meta.blobs([digest for digest, _ in batch])
-            for (digest, size_bytes), blob in zip(batch, known, strict=True):
-                is_used = blob is not None and blob.directory == index
-                if not is_used and (path := directory.trash(digest)) is not None:
-                    await trio.to_thread.run_sync(os.unlink, path)
-                    orphans += 1
-                    orphan_bytes += size_bytes
+    async with node.upkeep_lock:
+        for index, directory in enumerate(node.directories):
+            if directory is None:
+                continue
+            staging += await trio.to_thread.run_sync(directory.purge_staging)
+            purged = await trio.to_thread.run_sync(directory.purge_foreign)
+            foreign += purged.removed
+            left += purged.left
+            batches = directory.scan()
+            while batch := await trio.to_thread.run_sync(_next_batch, batches):
+                for digest, size_bytes in _unknown(node, index, batch):
+                    # Once more: it may have been published while others were removed.
+                    is_orphan = _unknown(node, index, [(digest, size_bytes)])
+                    if is_orphan and await _remove(directory, digest):
+                        orphans += 1
+                        orphan_bytes += size_bytes
     return Collected(staging, orphans, orphan_bytes, foreign, tuple(left[:_LEFT_SHOWN]), len(left))
+
+
+async def _remove(directory: BlobDirectory, digest: bytes) -> bool:
+    """Remove a blob, taking its file out of the way before anyone else has a turn."""
+    try:
+        path = directory.trash(digest)
+        if path is not None:
+            await trio.to_thread.run_sync(os.unlink, path)
+    except OSError as error:
+        log.warning("blob %s cannot be removed: %s", digest.hex(), error.strerror)
+        return False
+    return path is not None
+
+
+def _unknown(node: Node, index: int, blobs: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+    """Those blobs of a directory that no metadata knows to lie there."""
+    known = node.meta.blobs([digest for digest, _ in blobs])
+    return [
+        item
+        for item, blob in zip(blobs, known, strict=True)
+        if blob is None or blob.directory != index
+    ]
 
 
 async def rebuild(node: Node) -> int:
     """Give chunk files that lost their metadata their names back, from their headers; how many.
 
-    Only names are rebuilt here: bytes are checked when they are read, like all others. Blobs that
-    no header names stay for `collect_garbage`.
+    Only names are rebuilt here: bytes are checked when they are read, like all others. Names that
+    exist are newer, and stay as they are. Blobs that no header names stay for `collect_garbage`.
     """
     rebuilt = 0
-    for index, directory in enumerate(node.directories):
-        if directory is None:
-            continue
-        batches = directory.scan()
-        while batch := await trio.to_thread.run_sync(_next_batch, batches):
-            known = node.meta.blobs([digest for digest, _ in batch])
-            lost = [item for item, blob in zip(batch, known, strict=True) if blob is None]
-            found = await trio.to_thread.run_sync(_read_publications, directory, index, lost)
-            for publication in found:
-                try:
-                    published = node.meta.publish([publication], node.now_ns())[0]
-                    rebuilt += 1
-                    if published.replaced is not None:
-                        node.drop_orphan(published.replaced)
-                except NamespaceError as error:
-                    log.warning("%s: %s", os.fsdecode(publication.path), error)
-                if rebuilt % _STEP == 0:
-                    await trio.lowlevel.checkpoint()
-    node.reclaim.reap()
+    async with node.upkeep_lock:
+        for index, directory in enumerate(node.directories):
+            if directory is None:
+                continue
+            batches = directory.scan()
+            while batch := await trio.to_thread.run_sync(_next_batch, batches):
+                known = node.meta.blobs([digest for digest, _ in batch])
+                lost = [item for item, blob in zip(batch, known, strict=True) if blob is None]
+                found = await trio.to_thread.run_sync(_read_publications, directory, index, lost)
+                for count, publication in enumerate(found, 1):
+                    try:
+                        rebuilt += node.publisher.publish_found(publication)
+                    except NamespaceError as error:
+                        log.warning("%s: %s", os.fsdecode(publication.path), error)
+                    if count % _STEP == 0:
+                        await trio.lowlevel.checkpoint()
     return rebuilt
 
 
@@ -99,6 +118,9 @@ def _read_publications(
         try:
             fd = directory.open_blob(digest)
         except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("blob %s cannot be read: %s", digest.hex(), error.strerror)
             continue
         try:
             status = os.fstat(fd)
@@ -118,6 +140,8 @@ def _read_publications(
             )
         except (Corrupt, InvalidInput) as error:
             log.info("blob %s is no chunk: %s", digest.hex(), error)
+        except OSError as error:
+            log.warning("blob %s cannot be read: %s", digest.hex(), error.strerror)
         finally:
             os.close(fd)
     return publications
