@@ -44,6 +44,7 @@ Item = TypeVar("Item")
 
 _BATCH_BYTES_MAX = FRAME_BYTES_MAX // 2  # of paths in one request; the rest of it has room beside
 _BACKOFF_S = (0.05, 2.0)  # first, longest
+_PAGE_PATHS = 1000  # of one digest, in one answer
 _LONG_DEADLINE_S = 600.0  # for work over a whole file or store
 
 
@@ -251,7 +252,11 @@ class Client:
 
     def paths_of(self, digest: bytes) -> Sequence[bytes]:
         """Every path whose file has this digest."""
-        paths: Sequence[bytes] = self._call("paths_of", digest)[0]
+        paths: list[bytes] = []
+        after: list[Any] = [0, 0, b""]
+        while page := self._call("paths_of", digest, *after, _PAGE_PATHS)[0]:
+            paths += [path for *_, path in page]
+            after = page[-1][:3]
         return paths
 
     def pin(self, paths: Sequence[bytes]) -> int:

@@ -13,6 +13,7 @@ from kvfs.config import (
     BATCH_ITEMS_MAX,
     CHUNK_BYTES_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
+    FRAME_BYTES_MAX,
     PATH_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
 )
@@ -57,6 +58,7 @@ class Session:
 # How many items are worked on before everyone else has a turn: a few milliseconds' worth.
 _TOUCHED_AT_ONCE = 256
 _LISTED_AT_ONCE = 256
+_PATHS_AT_ONCE = 64
 _PINNED_AT_ONCE = 32
 _EVICTED_AT_ONCE = 16
 
@@ -328,9 +330,22 @@ async def _blobs(session: Session, arguments: list[Any], descriptors: list[int])
 
 
 async def _paths_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    meta = session.node.meta
-    (digest,) = _checked_digests([arguments[0]])
-    return [path for ino in meta.holders(digest) for path in meta.paths_of(ino)]
+    """A page may be shorter than its limit: an empty one is the end."""
+    digest, ino, parent, name, limit = arguments
+    _checked_digests([digest])
+    if not (0 <= ino < 2**63 and 0 <= parent < 2**63):
+        raise InvalidInput("after", f"{ino} and {parent} are no inode numbers")
+    after = (ino, parent, name)
+    listed: list[Any] = []
+    listed_bytes = 0
+    async for wanted in _in_turns(range(_checked_limit(limit)), _PATHS_AT_ONCE):
+        page = session.node.meta.held_paths(digest, after, len(wanted))
+        listed += [[held.ino, held.parent, held.name, held.path] for held in page]
+        listed_bytes += sum(len(held.path) for held in page)
+        if len(page) < len(wanted) or listed_bytes > FRAME_BYTES_MAX // 4:
+            break
+        after = (page[-1].ino, page[-1].parent, page[-1].name)
+    return listed
 
 
 async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -418,7 +433,7 @@ _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "children_of": ((bytes, list, int), _children_of),
     "chunk": ((bytes,), _chunk),
     "blobs": ((list,), _blobs),
-    "paths_of": ((bytes,), _paths_of),
+    "paths_of": ((bytes, int, int, bytes, int), _paths_of),
     "set_pinned": ((list, bool), _set_pinned),
     "evict": ((list,), _evict),
     "verify": ((list,), _verify),

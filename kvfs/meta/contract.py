@@ -68,6 +68,16 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPath:
+    """One path of a file, with what orders it among all of the same content."""
+
+    ino: int
+    parent: int
+    name: bytes
+    path: bytes  # from the root, without a leading slash
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """Attributes to set; None leaves one as it is."""
 
@@ -307,6 +317,13 @@ class MetaEngine(Protocol):
 
     def holders(self, digest: bytes) -> list[int]:
         """The inodes whose content a digest is, orphans included."""
+        ...
+
+    def held_paths(
+        self, digest: bytes, after: tuple[int, int, bytes], limit: int
+    ) -> list[HeldPath]:
+        """Paths of the files whose content a digest is, in order of (ino, parent, name), those
+        greater than `after`: a listing can resume, as one of `entries`."""
         ...
 
     def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:

@@ -44,6 +44,7 @@ from kvfs.meta.contract import (
     ChunkEntry,
     ChunkInfo,
     Entry,
+    HeldPath,
     Inode,
     Publication,
     Published,
@@ -336,6 +337,15 @@ class LmdbEngine:
     def holders(self, digest: bytes) -> list[int]:
         with self._reading() as view:
             return view.holders(digest)
+
+    def held_paths(
+        self, digest: bytes, after: tuple[int, int, bytes], limit: int
+    ) -> list[HeldPath]:
+        with self._reading() as view:
+            return [
+                HeldPath(ino, parent, name, _path(view, parent, name))
+                for ino, parent, name in islice(view.held_names(digest, after), limit)
+            ]
 
     def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
         with self._writing() as batch:

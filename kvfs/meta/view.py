@@ -166,6 +166,21 @@ class View:
         keys = self.keys(self.tables.holder, digest)
         return [int.from_bytes(key[len(digest) :], "big") for key in keys]
 
+    def held_names(
+        self, digest: bytes, after: tuple[int, int, bytes]
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """(ino, parent, name) of each name of the files whose content a digest is, in order, those
+        greater than `after`."""
+        if len(digest) != DIGEST_BYTES:
+            return
+        first_ino, first_parent, first_name = after
+        seek = pack_ordered(first_ino - 1) if first_ino else b""
+        for key in self.keys(self.tables.holder, digest, seek):
+            ino = int.from_bytes(key[len(digest) :], "big")
+            begin = pack_ordered(first_parent) + first_name if ino == first_ino else b""
+            for name_key in self.keys(self.tables.name, pack_ordered(ino), begin):
+                yield (ino, *records.split_name_key(name_key))
+
     def chunk(self, ino: int) -> ChunkRecord | None:
         """The chunk record of an inode."""
         raw = self.txn.get(pack_native(ino), db=self.tables.chunk)

@@ -474,6 +474,28 @@ class MetaSuite:
         meta.bury([digest(1), digest(7)])
         assert (meta.doomed(9), meta.usage()) == ([], Usage(1, 0, 0, (0,)))
 
+    def test_held_paths_resume(self, meta: MetaEngine) -> None:
+        names = [b"d/%02d" % n for n in range(7)]
+        published = meta.publish([publication(1, name) for name in names], T0)
+        ino, parent = published[3].inode.ino, published[3].parent
+        for number in range(5):
+            meta.link(ino, ROOT_INO if number % 2 else parent, b"link%d" % number, T0)
+        meta.publish([publication(2, b"other")], T0)
+        meta.unlink(published[5].parent, b"05", T0)  # an orphan: without a path
+        seen, after = [], (0, 0, b"")
+        while page := meta.held_paths(digest(1), after, 2):
+            assert len(page) <= 2
+            seen += page
+            after = (page[-1].ino, page[-1].parent, page[-1].name)
+        assert [(h.ino, h.parent, h.name) for h in seen] == sorted(
+            (h.ino, h.parent, h.name) for h in seen
+        )
+        expected = [*names[:5], names[6]]
+        expected += [b"link%d" % n if n % 2 else b"d/link%d" % n for n in range(5)]
+        assert sorted(h.path for h in seen) == sorted(expected)
+        assert meta.held_paths(digest(9), (0, 0, b""), 5) == []
+        assert meta.held_paths(b"short", (0, 0, b""), 5) == []
+
     def test_hard_links_share_one_reference(self, meta: MetaEngine) -> None:
         [published] = meta.publish([publication(1, b"f")], T0)
         meta.link(published.inode.ino, ROOT_INO, b"g", T0)

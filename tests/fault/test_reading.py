@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvfs import blobs, checks
+from kvfs import blobs, checks, requests
 from kvfs import node as node_module
 from kvfs.chunk import ChunkHeader
 from kvfs.digest import digest_of
@@ -123,3 +123,19 @@ async def test_bytes_that_come_again_say_nothing_of_the_copy_that_lay_there(
     os.close(stage.fd)
     with pytest.raises(Corrupt):
         await node.open_content(made.ino)
+
+
+async def test_paths_of_equal_bytes_come_in_pages(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [b"d/%03d" % number for number in range(300)]
+    for path in paths:
+        store(node, path, b"same")
+    monkeypatch.setattr(requests, "FRAME_BYTES_MAX", 4 * 300)  # of paths, 60 fill it
+    found: list[bytes] = []
+    after: list[object] = [0, 0, b""]
+    while page := await ask(node, "paths_of", digest_of(b"same"), *after, 100):
+        assert isinstance(page, list) and len(page) <= 64
+        found += [path for *_, path in page]
+        after = page[-1][:3]
+    assert found == paths
