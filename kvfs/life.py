@@ -24,6 +24,7 @@ from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
 from kvfs.names import escape
 from kvfs.node import Node
 from kvfs.roster import ROSTER, Known, mark_part, read_roster, write_roster
+from kvfs.stored import copy_bytes, digest_file
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
 
 
 def recover(node: Node) -> None:
-    """Finish what a dead node left: files renamed but not published, blobs to remove, staging."""
+    """Finish what a dead node left: files renamed but not published, blobs to remove, staging, and
+    blobs that somebody could write to."""
     left = node.meta.recover()
     for digest, index in left.intended:
         directory = node.directories[index] if index < len(node.directories) else None
@@ -79,7 +81,11 @@ def recover(node: Node) -> None:
             path = directory.trash(digest)
             if path is not None:
                 os.unlink(path)
-    node.meta.bury([digest for digest, _ in left.intended])
+    for digest, index in left.open_blobs:
+        directory = node.directories[index] if index < len(node.directories) else None
+        if directory is not None and not _renew(directory, digest):
+            node.quarantine(digest, "it was written to after it was stored, when its node had died")
+    node.meta.bury([digest for digest, _ in (*left.intended, *left.open_blobs)])
     node.reclaim.reap()
     staged = sum(d.purge_staging() for d in node.directories if d is not None)
     if left.dropped_inodes or staged or left.intended or left.doomed:
@@ -88,6 +94,29 @@ def recover(node: Node) -> None:
             left.dropped_inodes,
             staged,
         )
+
+
+def _renew(directory: BlobDirectory, digest: bytes) -> bool:
+    """Put a copy in a blob's place, for somebody may still have the file open for writing; False
+    when the bytes are not those of the digest."""
+    try:
+        source = directory.open_blob(digest)
+    except FileNotFoundError:
+        return True  # lost, which the next open will see
+    try:
+        staged = directory.stage()
+        try:
+            copy_bytes(source, staged.fd, os.fstat(source).st_size)
+            is_right = digest_file(staged.fd) == digest
+        finally:
+            os.close(staged.fd)
+        if is_right:
+            directory.adopt(staged.name, digest)
+        else:
+            directory.discard(staged.name)
+        return is_right
+    finally:
+        os.close(source)
 
 
 def _open_directories(

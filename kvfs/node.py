@@ -29,12 +29,13 @@ from kvfs.counters import Counters
 from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.names import chunk_path, namespace_path, parse_chunk_path
+from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
-from kvfs.stored import allocated_bytes, digest_file, read_header
+from kvfs.stored import allocated_bytes, copy_bytes, digest_file, read_header
 from kvfs.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Node:
         self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
         self.uses = Uses(engine)
+        self.open_blobs = OpenBlobs(engine)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
         self.publisher = Publisher(
@@ -101,6 +103,7 @@ class Node:
             self._next_stamp,
             self._tell_published,
             self._orphans.reap,
+            self.open_blobs,
         )
 
     # Names ---------------------------------------------------------------------------------------
@@ -230,7 +233,7 @@ class Node:
     async def check_content(self, digest: bytes, *, again: bool = False) -> None:
         """Read a blob whole and compare its digest, once since the start unless `again`; readers
         of one blob share one check. Raises `Corrupt` after quarantining it; OSError passes."""
-        if not again and self._checks.is_known(digest):
+        if digest in self.open_blobs or (not again and self._checks.is_known(digest)):
             return
         directory = self.directory_of(digest)
         if directory is None:
@@ -243,7 +246,7 @@ class Node:
     def quarantine(self, digest: bytes, reason: str) -> None:
         """Move a bad blob aside and drop every name that points to it."""
         blob = self.meta.blobs([digest])[0]
-        if blob is None:
+        if blob is None or digest in self.open_blobs:
             return
         self.counters.corrupt_blobs += 1
         log.error("blob %s: %s; quarantined", digest.hex(), reason)
@@ -289,7 +292,7 @@ class Node:
             stage = self.stage(size_bytes)
             try:
                 await self.reserve(stage, size_bytes)
-                await trio.to_thread.run_sync(_copy, source, stage.fd, size_bytes)
+                await trio.to_thread.run_sync(copy_bytes, source, stage.fd, size_bytes)
             except BaseException:
                 self.discard(stage)
                 raise
@@ -317,21 +320,36 @@ class Node:
             self.reclaim.remove(stage.directory, directory.stage_path(stage.name), allocated)
 
     async def publish_stage(
-        self, stage: Stage, ino: int, mtime_ns: int, digest: bytes | None = None
+        self,
+        stage: Stage,
+        ino: int,
+        mtime_ns: int,
+        digest: bytes | None = None,
+        *,
+        writable_bytes: int | None = None,
     ) -> Inode:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
         belongs to the caller and must not be written any more. `digest`: of its bytes, where the
-        caller has hashed them."""
+        caller has hashed them. `writable_bytes`: so many were, and somebody may still write to the
+        file; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
         directory = self.directories[stage.directory]
         assert directory is not None
         own_fd = os.dup(stage.fd) if digest is None else -1
         digest = await trio.to_thread.run_sync(
             _prepare, directory, own_fd, digest, abandon_on_cancel=True
         )
-        size_bytes = os.fstat(stage.fd).st_size
+        size_bytes = os.fstat(stage.fd).st_size if writable_bytes is None else writable_bytes
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
-        content = Content(stage, digest, size_bytes, mtime_ns, ino=ino, is_hashed=True)
+        content = Content(
+            stage,
+            digest,
+            size_bytes,
+            mtime_ns,
+            ino=ino,
+            is_hashed=True,
+            is_writable=writable_bytes is not None,
+        )
         inode = self.publisher.publish([content])[0]
         await self.index_chunk(inode)
         return inode
@@ -440,12 +458,3 @@ def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
             os.close(fd)
     directory.make_leaves([digest])
     return digest
-
-
-def _copy(source: int, target: int, size_bytes: int) -> None:
-    offset = 0
-    while offset < size_bytes:
-        copied = os.copy_file_range(source, target, size_bytes - offset, offset, offset)
-        if copied == 0:
-            raise Corrupt("blob", "ended while it was copied")
-        offset += copied

@@ -17,6 +17,7 @@ from kvfs.checks import Checks
 from kvfs.counters import Counters
 from kvfs.errors import NamespaceError
 from kvfs.meta.contract import Blob, Inode, MetaEngine, Publication, Published
+from kvfs.open_blobs import OpenBlobs
 from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
@@ -41,6 +42,7 @@ class Publisher:
         next_stamp: Callable[[int], int],
         tell: Callable[[Published], None],
         reap: Callable[[], None],
+        open_blobs: OpenBlobs,
     ) -> None:
         self._directories = directories
         self._meta = engine
@@ -51,6 +53,7 @@ class Publisher:
         self._next_stamp = next_stamp
         self._tell = tell
         self._reap = reap
+        self._open_blobs = open_blobs
 
     async def prepare(self, contents: Sequence[Content]) -> None:
         """Do what is slow in a publication and may be done before it."""
@@ -69,7 +72,7 @@ class Publisher:
             return self._publish(contents, places)
         except BaseException:
             for content in contents:
-                self._drop_stage(content.stage)
+                self.drop_stage(content.stage)
             self._displace(places)
             raise
 
@@ -110,15 +113,18 @@ class Publisher:
         is recovered."""
         known = self._meta.blobs([content.digest for content in contents])
         lost: dict[bytes, Blob] = {}  # in use, but their bytes are not where they should be
+        open_blobs: dict[bytes, Blob] = {}  # in use, and theirs may not be those bytes for long
         for content, blob in zip(contents, known, strict=True):
             if blob is None:
                 continue
             if blob.size_bytes != content.size_bytes:  # not those bytes: no name may show them
                 raise NamespaceError(errno.EINVAL, content.path)
-            if self._is_present(blob):
-                places[content.digest] = blob.directory
-            else:
+            if not self._is_present(blob):
                 lost[content.digest] = blob
+            elif content.digest in self._open_blobs:
+                open_blobs[content.digest] = blob
+            else:
+                places[content.digest] = blob.directory
         fresh = {}
         for content in contents:
             if content.digest not in places and content.digest not in fresh:
@@ -131,25 +137,33 @@ class Publisher:
             assert directory is not None
             if fresh.get(content.digest) is stage:
                 directory.adopt(stage.name, content.digest)
+                stage.adopted_as = content.digest
+                if content.is_writable:
+                    self._open_blobs.begin(content.digest)
                 if content.is_hashed:  # these bytes, not those of a copy that lay there already
                     self._checks.note(content.digest)
                 else:
                     self._checks.forget(content.digest)
                 if content.digest in lost:
+                    self._note_lost(lost[content.digest])
                     self._replace(lost[content.digest], stage)
+                elif content.digest in open_blobs:
+                    self._replace(open_blobs[content.digest], stage)
             else:
                 self._counters.deduplicated_bytes += content.size_bytes
                 directory.discard(stage.name)
             self._end_stage(stage)
 
-    def _replace(self, blob: Blob, stage: Stage) -> None:
-        """The names of a lost blob live on by the copy that has just come into place."""
-        self._meta.relocate(blob.digest, stage.directory, allocated_bytes(os.fstat(stage.fd)))
+    def _note_lost(self, blob: Blob) -> None:
         if self._directories[blob.directory] is not None:
             self._counters.missing_blobs += 1
             log.warning("blob %s had lost its file; a new copy takes its place", blob.digest.hex())
-            if blob.directory != stage.directory:
-                self._take_away(blob.digest, blob.directory)
+
+    def _replace(self, blob: Blob, stage: Stage) -> None:
+        """The names of a blob live on by the copy that has just come into place."""
+        self._meta.relocate(blob.digest, stage.directory, allocated_bytes(os.fstat(stage.fd)))
+        if blob.directory != stage.directory:
+            self._take_away(blob.digest, blob.directory)
 
     def _displace(self, places: dict[bytes, int]) -> None:
         """Nothing was published: take away the files that nothing points to, and the intents."""
@@ -177,7 +191,7 @@ class Publisher:
         directory = self._directories[blob.directory]
         return directory is not None and directory.has_blob(blob.digest, blob.size_bytes)
 
-    def _drop_stage(self, stage: Stage) -> None:
+    def drop_stage(self, stage: Stage) -> None:
         """Remove a stage's file unless it was used up; the descriptor is the caller's."""
         directory = self._directories[stage.directory]
         assert directory is not None

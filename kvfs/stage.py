@@ -15,6 +15,7 @@ class Stage:
     fd: int
     reserved_bytes: int = 0
     is_open: bool = True
+    adopted_as: bytes = b""  # the digest under which the file lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Content:
     gid: int = 0
     chunk: ChunkInfo | None = None
     is_hashed: bool = False  # by the node, from the staged file
+    is_writable: bool = False  # somebody can still write to the file: see `kvfs.open_blobs`
 
     def publication(self, directory: int, allocated_bytes: int) -> Publication:
         """The same for the metadata, with where the bytes lie and what they take there."""
@@ -45,4 +47,5 @@ class Content:
             uid=self.uid,
             gid=self.gid,
             chunk=self.chunk,
+            is_open=self.is_writable and bool(self.stage.adopted_as),
         )

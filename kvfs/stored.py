@@ -30,6 +30,17 @@ def digest_file(fd: int) -> bytes:
     return hasher.digest()
 
 
+def copy_bytes(source: int, target: int, size_bytes: int) -> None:
+    """Copy the start of one open file to that of another, in the kernel. May block. Raises
+    `Corrupt` when the file is shorter."""
+    done_bytes = 0
+    while done_bytes < size_bytes:
+        copied = os.copy_file_range(source, target, size_bytes - done_bytes, done_bytes, done_bytes)
+        if copied == 0:
+            raise Corrupt("blob", "ended while it was copied")
+        done_bytes += copied
+
+
 def read_header(fd: int, file_bytes: int) -> ChunkHeader:
     """The header of a chunk file, checked against the file's length. Raises `Corrupt`."""
     page = os.pread(fd, PAGE_BYTES, 0)

@@ -47,6 +47,7 @@ from mount.passthrough import BackingIds
 from mount.retries import SentBack
 from mount.stages import Stages, Version
 from mount.states import Access, Opening, decide_open, keeps_cache
+from mount.through import goes_through
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,9 @@ class OpenFiles:
     def overlay(self, inode: Inode) -> tuple[Inode, bool]:
         """An inode with what its stage adds, and whether it is changing."""
         version = self._versions.get(self.numbers.current(inode.ino))
+        if version is not None and version.through is not None:
+            through = version.through
+            return replace(inode, size_bytes=through.size_bytes, mtime_ns=through.mtime_ns), True
         if version is None or version.stage is None:
             return inode, not inode.is_published and inode.is_regular
         return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns), True
@@ -125,6 +129,8 @@ class OpenFiles:
         is_writer = access is not Access.READ
         version, opening = self._decide(number, access, thread)
         self._enter(version, is_writer)
+        # At once: the last other open of it may end while this one waits.
+        backing_id = self.backing.enter(number, None) if version.through is not None else None
         try:
             keep = keeps_cache(opening, is_same_digest=self._is_cached(version))
             if opening is Opening.EMPTY:
@@ -132,20 +138,28 @@ class OpenFiles:
                     await self._stages.truncate(version, 0)
             elif not is_writer:
                 await self._open_content(version)
+            if version.through is not None and flags & os.O_ACCMODE == os.O_RDWR:
+                async with Held(version.lock):
+                    await self._stages.through.note_mapped(version.through, version.ino)
         except BaseException as error:
+            if backing_id is not None:
+                self.backing.leave(number)
             self._leave(version, is_writer)
             if isinstance(error, NamespaceError) and error.code == errno.ESTALE:
                 raise self._send_back(thread, version.ino) from error
             raise
-        backing_id = self._back(version, opening)
+        if backing_id is None:
+            backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
             self._note_cached(version)
         is_direct = is_writer and not backing_id and writes_direct(flags)
         fh = self._add(version, is_writer, is_direct)
         return Opened(fh, keep, is_writer, is_direct, backing_id)
 
-    def _back(self, version: Version, opening: Opening) -> int:
+    def _back(self, version: Version, opening: Opening, flags: int) -> int:
         """Count an open for the kernel's rule on backing files; the id it is served by, or 0."""
+        if opening is Opening.EMPTY:
+            return self._back_new(version, flags)
         fd = None
         if opening in (Opening.OPEN, Opening.JOIN) and version.stage is None:
             inode = self._node.meta.inode(version.ino)
@@ -153,6 +167,17 @@ class OpenFiles:
             if version.content is not None and age_ns > SETTLED_S * 1e9:
                 fd = version.content.fd
         return self.backing.enter(version.number, fd)
+
+    def _back_new(self, version: Version, flags: int) -> int:
+        """As `_back`, for an open of a version that is empty."""
+        assert version.stage is not None
+        fd = None
+        if version.through is None and goes_through(flags):
+            fd = version.stage.fd if self._stages.through.may_begin(version.stage) else None
+        backing_id = self.backing.enter(version.number, fd)
+        if backing_id and version.through is None:
+            self._stages.write_through(version)
+        return backing_id
 
     def note_found(self, thread: int, ino: int) -> None:
         """A thread looked a file up, perhaps because an open of it was sent back."""
@@ -170,10 +195,10 @@ class OpenFiles:
         self._stages.adopt(version, stage, 0)
         version.is_dirty = True
         self._enter(version, is_writer=True)
-        self.backing.enter(version.number, None)
-        is_direct = writes_direct(flags)
+        backing_id = self._back_new(version, flags)
+        is_direct = not backing_id and writes_direct(flags)
         fh = self._add(version, is_writer=True, is_direct=is_direct)
-        return Opened(fh, keep_cache=False, is_writer=True, is_direct=is_direct), inode
+        return Opened(fh, False, is_writer=True, is_direct=is_direct, backing_id=backing_id), inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
@@ -194,7 +219,8 @@ class OpenFiles:
             is_awaited=self._sent_back.awaits(ino),
         )
         is_writer = access is not Access.READ
-        if is_writer and version.frozen is None and self.backing.is_passthrough(number):
+        is_read_only = version.frozen is None and version.through is None
+        if is_writer and is_read_only and self.backing.is_passthrough(number):
             opening = Opening.MOVE
         if opening is Opening.MOVE:
             self._move(version)
@@ -226,6 +252,8 @@ class OpenFiles:
     def _leave(self, version: Version, is_writer: bool) -> None:
         if is_writer:
             version.writers -= 1
+            if version.writers == 0:
+                self._stages.end_through(version)
         else:
             version.readers -= 1
         if version.readers + version.writers == 0:
@@ -321,7 +349,9 @@ class OpenFiles:
     def set_mtime(self, number: int, mtime_ns: int) -> None:
         """A time that a person set stays until the next write, published or not."""
         version = self._versions.get(number)
-        if version is not None and version.stage is not None:
+        if version is not None and version.through is not None:
+            version.through.set_mtime = mtime_ns, version.through.mark()
+        elif version is not None and version.stage is not None:
             version.mtime_ns = mtime_ns
 
     # Closing --------------------------------------------------------------------------------------
@@ -329,13 +359,14 @@ class OpenFiles:
         """A descriptor is being closed: publish what its writers changed."""
         handle = self._handles[fh]
         version = handle.version
-        if handle.is_writer and version.is_dirty:
+        if handle.is_writer and version.has_news:
             async with Held(version.lock):
                 await self._publish(version)
 
     async def sync(self, fh: int, *, data_only: bool) -> None:
         """Put a stage's bytes on the disk. Published ones are the node's to sync."""
-        stage = self._handles[fh].version.stage
+        version = self._handles[fh].version
+        stage = version.stage if version.through is None else version.through.stage
         if stage is not None:
             sync = os.fdatasync if data_only else os.fsync
             await trio.to_thread.run_sync(sync, stage.fd, abandon_on_cancel=True)
@@ -345,7 +376,7 @@ class OpenFiles:
         handle = self._handles.pop(fh)
         version = handle.version
         try:
-            if handle.is_writer and version.writers == 1 and version.is_dirty:
+            if handle.is_writer and version.writers == 1 and version.has_news:
                 async with Held(version.lock):
                     await self._publish(version)
         except (KvfsError, OSError) as error:
@@ -358,10 +389,14 @@ class OpenFiles:
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""
         if await self._stages.publish(version):
-            if version.is_mixed:
+            if version.is_mixed or version.through is not None:
                 self._cached.pop(version.number, None)
             else:
                 self._note_cached(version)
+
+    async def watch(self) -> None:
+        """Reserve room for files that the kernel writes, for ever."""
+        await self._stages.through.watch()
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""

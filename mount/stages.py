@@ -19,6 +19,7 @@ from kvfs.stored import allocated_bytes
 from mount.content import OpenBytes, write_whole
 from mount.growing import GrowingDigest
 from mount.states import State
+from mount.through import Through, ThroughFiles
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,15 @@ class Version:
     mtime_ns: int = 0  # of the stage
     written_bytes: int = 0  # at most so much of the reservation is used
     growing: GrowingDigest | None = None  # of the stage, as long as it is written in order
+    through: Through | None = None  # while the kernel writes its stage
     is_mixed: bool = False  # was open for reading and for writing at once
     frozen: Inode | None = None  # what an old version shows
     lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be something to publish."""
+        return self.is_dirty if self.through is None else self.through.is_changed
 
     @property
     def state(self) -> State:
@@ -66,11 +73,13 @@ class Stages:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.through = ThroughFiles(node)
         self._staged = 0  # versions that have a stage
         self._slow_until_s = 0.0
 
     async def write(self, version: Version, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
+        assert version.through is None, "the kernel writes it"
         stage = await self._start(version)
         if offset > version.size_bytes:  # a hole costs nothing to make, but all of it is hashed
             self._check_length(stage, offset + len(data))
@@ -100,6 +109,10 @@ class Stages:
 
     async def truncate(self, version: Version, size_bytes: int) -> None:
         """Set a size. Growing makes a hole."""
+        if version.through is not None:
+            self._check_length(version.through.stage, size_bytes)
+            os.ftruncate(version.through.stage.fd, size_bytes)
+            return
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self._node.stage(), 0)
         stage = await self._start(version)
@@ -127,8 +140,31 @@ class Stages:
         version.growing = None if size_bytes else GrowingDigest()
         version.mtime_ns = self._node.now_ns()
 
+    def write_through(self, version: Version) -> None:
+        """The kernel serves the version's writers from its stage."""
+        assert version.stage is not None
+        version.through = self.through.begin(version.stage, version.lock)
+        version.growing = None
+        version.is_dirty = False
+
+    def end_through(self, version: Version) -> None:
+        """The last writer has gone, so that only readers may have the version open."""
+        through, version.through = version.through, None
+        if through is None:
+            return
+        version.size_bytes, version.mtime_ns = through.size_bytes, through.mtime_ns
+        self.through.settle(through)
+        if through.published is not None:
+            version.stage = None
+            self._staged -= 1
+
     async def publish(self, version: Version) -> bool:
         """Publish the stage if it has news and the file a name; whether it did."""
+        if version.through is not None:
+            published = await self.through.publish(version.through, version.ino)
+            if published is not None:
+                version.digest = published.digest
+            return published is not None
         inode = self._node.meta.inode(version.ino)
         stage = version.stage
         if stage is None or not version.is_dirty or inode is None or inode.nlink == 0:

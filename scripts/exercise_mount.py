@@ -221,6 +221,42 @@ class Exercised:
             os.close(self.readers.pop(0)[0])
         self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
+    def do_rewrite(self) -> None:
+        """Empty the file by an open that can only write, and write by that: the kernel may serve
+        it past the mount's process."""
+        os.close(self.fd)
+        self.fd = -1
+        fd = os.open(self.path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        self.resize(0)
+        self.note("empty, to write only")
+        for _ in range(self.chance.randrange(6)):
+            offset, length = self.span(self.size_max)
+            data = self.chance.randbytes(length)
+            self.note(f"write {offset} {length}, only")
+            os.pwrite(fd, data, offset)
+            self.put(offset, data)
+            match self.chance.randrange(6):
+                case 0:
+                    self.note("close a duplicate")
+                    os.close(os.dup(fd))
+                case 1:
+                    self.note("truncate")
+                    size = self.chance.randrange(self.size_max)
+                    os.ftruncate(fd, size)
+                    self.resize(size)
+                case 2:
+                    self.do_read_anew()
+        if os.stat(self.path).st_size != len(self.content):
+            raise Mismatch(f"stat shows {os.stat(self.path).st_size} bytes")
+        if not self.keeps_versions and self.chance.random() < 0.3:
+            # What may be mapped ends a moment after its close: the next open may join it.
+            self.note("open before the close")
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            os.close(fd)
+        else:
+            os.close(fd)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
     def do_rename(self) -> None:
         other = self.path.with_suffix(".moved")
         self.note("rename there and back" if self.chance.random() < 0.5 else "write, rename over")
@@ -267,7 +303,7 @@ class Exercised:
 CALLS = {
     "read": 10, "read_anew": 2, "write": 12, "append": 2, "truncate": 4, "map_read": 4,
     "map_write": 4, "allocate": 1, "punch": 1, "sync": 1, "reopen": 4, "rename": 1,
-    "check_readers": 1, "stat": 2,
+    "check_readers": 1, "stat": 2, "rewrite": 3,
 }  # fmt: skip
 NAMES, WEIGHTS = list(CALLS), list(CALLS.values())
 
@@ -280,7 +316,12 @@ def exercise(
     chance = random.Random(seed)
     keeps_versions = any((above / ".kvfs").is_dir() for above in directory.resolve().parents)
     found = [
-        Exercised(directory / f"file-{seed}-{number}", chance, size_max, keeps_versions)
+        Exercised(
+            directory / f"file-{seed}-{number}",
+            chance,
+            size_max,
+            keeps_versions and chance.random() < 0.7,
+        )
         for number in range(files)
     ]
     counts: Counter[str] = Counter()

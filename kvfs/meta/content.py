@@ -50,6 +50,8 @@ def _publish(
     else:
         published = _publish_path(batch, publication, directories, used_ns, now_ns)
     batch.clear_intents(publication.digest)
+    if publication.is_open:
+        intend(batch, publication.digest, publication.directory)
     if publication.chunk is not None and published.inode.nlink:
         batch.put_chunk(published.inode.ino, publication.chunk)
     return published
@@ -178,12 +180,13 @@ def recover(batch: Batch) -> Recovery:
             batch.remove_name(parent, name, ino)
         batch.drop(inode)
     intended = [records.split_intent_key(key) for key in batch.keys(batch.tables.intent, b"")]
-    open_intents = []
+    unused: list[tuple[bytes, int]] = []
+    open_blobs: list[tuple[bytes, int]] = []
     for digest, directory in intended:
         blob = batch.blob(digest)
-        if blob is None or blob.references == 0 or blob.directory != directory:
-            open_intents.append((digest, directory))
-    return Recovery(tuple(open_intents), tuple(doomed(batch, None)), len(loose))
+        is_used = blob is not None and blob.references and blob.directory == directory
+        (open_blobs if is_used else unused).append((digest, directory))
+    return Recovery(tuple(unused), tuple(open_blobs), tuple(doomed(batch, None)), len(loose))
 
 
 def doomed(view: View, limit: int | None) -> list[Blob]:

@@ -141,6 +141,7 @@ class Publication:
     uid: int = 0
     gid: int = 0
     chunk: ChunkInfo | None = None
+    is_open: bool = False  # somebody can still write to the file: on record until `bury`
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +195,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a dead node left behind: remove these blob files, in use by nobody, then `bury` them."""
+    """What a dead node left behind: remove the blob files that are in use by nobody, read those
+    again that are open to change, then `bury` them all."""
 
     intended: tuple[tuple[bytes, int], ...]  # digest, directory: in place perhaps, in use by nobody
+    open_blobs: tuple[tuple[bytes, int], ...]  # in use, and somebody could still write to them
     doomed: tuple[Blob, ...]
     dropped_inodes: int  # unpublished files and orphans
 
@@ -331,7 +334,8 @@ class MetaEngine(Protocol):
         ...
 
     def publish(self, publications: Sequence[Publication], now_ns: int) -> list[Published]:
-        """Point names at contents, all in one transaction; clears the intents of these digests.
+        """Point names at contents, all in one transaction; clears the intents of these digests, but
+        notes one for each that `is_open`.
 
         A digest that is in use already gains a reference and keeps its `directory`. A blob that
         loses its last reference is doomed; one that was doomed is in use again, where the

@@ -1,0 +1,202 @@
+"""Files that are written through the kernel: FUSE passthrough for writes.
+
+A file that is made, or emptied, by an open for writing only is served by the kernel from its stage
+(`mount.passthrough`). Its writes do not come here, so size and time are asked of the stage, room is
+reserved while it grows, and a close finds what to publish by comparing size and mtime with what it
+published last.
+
+Who closes may have another descriptor (a shell's redirection has), and write after the close:
+
+- A small file is published as a copy. The stage stays the writer's own until the last release.
+- A large one is published as it is. Until the last release its blob is open (`kvfs.open_blobs`).
+  If it changed by then, what it holds is published as a copy, and the old blob goes with its name.
+- A file that somebody opens for reading and writing as well may be mapped, and a mapping outlives
+  the last release: it is published as a copy, always. What is stored into such a mapping after the
+  release is lost.
+
+On file systems that keep time finely (from Linux 6.13 on), each write moves mtime once somebody has
+asked for it; on others this is not done. Nobody can map a file that is open for writing only.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.config import MIB
+from kvfs.errors import OutOfSpace
+from kvfs.meta.contract import Inode
+from kvfs.node import Node
+from kvfs.stage import Stage
+from kvfs.stored import allocated_bytes, copy_bytes, digest_file
+from mount.locks import Held
+
+log = logging.getLogger(__name__)
+
+_COPIED_BYTES_MAX = MIB
+_WATCH_S = 0.01  # in it a disk takes some 30 MiB
+_AHEAD_BYTES = 32 * MIB
+_PROBES = 8
+
+Mark = tuple[int, int]
+
+
+def goes_through(flags: int) -> bool:
+    """Whether an open that makes or empties a file may have the kernel serve its writes."""
+    return flags & os.O_ACCMODE == os.O_WRONLY
+
+
+@dataclass(slots=True, eq=False)
+class Through:
+    """The stage that the kernel writes to, whatever becomes of its name."""
+
+    stage: Stage
+    lock: trio.Lock  # the version's
+    published: Mark | None = None  # what it was when it was published
+    is_mapped: bool = False  # perhaps, for writing
+    set_mtime: tuple[int, Mark] | None = None  # by a person, when it was so
+
+    def mark(self) -> Mark:
+        """Another whenever the bytes are."""
+        status = os.fstat(self.stage.fd)
+        return status.st_size, status.st_mtime_ns
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self.stage.fd).st_size
+
+    @property
+    def mtime_ns(self) -> int:
+        if self.set_mtime is not None and self.set_mtime[1] == self.mark():
+            return self.set_mtime[0]
+        return os.fstat(self.stage.fd).st_mtime_ns
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there may be something to publish."""
+        return self.is_mapped or self.published != self.mark()
+
+
+class ThroughFiles:
+    """What a node does for them. Who calls holds the version's lock where something is awaited."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._growing: set[Through] = set()
+        self._tells: dict[int, bool] = {}
+        self._wake = trio.Event()
+
+    def may_begin(self, stage: Stage) -> bool:
+        """Whether writes to a new, empty stage can be told by its mtime."""
+        if stage.directory not in self._tells:
+            self._tells[stage.directory] = _tells_writes(stage.fd)
+        return self._tells[stage.directory]
+
+    def begin(self, stage: Stage, lock: trio.Lock) -> Through:
+        """The kernel writes to a version's stage from now on; `lock` is the version's."""
+        through = Through(stage, lock)
+        self._growing.add(through)
+        self._wake.set()
+        return through
+
+    async def publish(self, through: Through, ino: int) -> Inode | None:
+        """Publish what a file holds, if that is new and the file has a name; the inode then.
+        Raises `OutOfSpace`, which only a close can tell of."""
+        named = self._node.meta.inode(ino)
+        if named is None or named.nlink == 0 or not through.is_changed:
+            return None
+        before, mtime_ns = through.mark(), through.mtime_ns
+        published = None
+        if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
+            published = await self._publish_itself(through, before, ino, mtime_ns)
+        if published is None:
+            published = await self._publish_copy(through.stage.fd, before[0], ino, mtime_ns)
+        through.published = before
+        return published
+
+    async def _publish_itself(
+        self, through: Through, before: Mark, ino: int, mtime_ns: int
+    ) -> Inode | None:
+        """Make the stage's file the blob; None when somebody writes at this moment."""
+        stage = through.stage
+        await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
+        own_fd = os.dup(stage.fd)
+        digest = await trio.to_thread.run_sync(_digest_and_close, own_fd, abandon_on_cancel=True)
+        if through.mark() != before:
+            return None
+        self._growing.discard(through)
+        return await self._node.publish_stage(
+            stage, ino, mtime_ns, digest, writable_bytes=before[0]
+        )
+
+    async def _publish_copy(self, fd: int, size_bytes: int, ino: int, mtime_ns: int) -> Inode:
+        copy = self._node.stage(size_bytes)
+        try:
+            await self._node.reserve(copy, size_bytes)
+            await trio.to_thread.run_sync(copy_bytes, fd, copy.fd, size_bytes)
+            published = await self._node.publish_stage(copy, ino, mtime_ns)
+        except BaseException:
+            if copy.is_open:
+                self._node.discard(copy)
+            else:
+                self._node.reclaim.close(copy.fd)
+            raise
+        self._node.reclaim.close(copy.fd)
+        return published
+
+    async def note_mapped(self, through: Through, ino: int) -> None:
+        """Somebody may map the file for writing: it must be no blob, nor stay one."""
+        if not through.is_mapped:
+            through.is_mapped = True
+            if through.stage.adopted_as:
+                await self.publish(through, ino)
+
+    def settle(self, through: Through) -> None:
+        """Nobody writes to the file any more. Its descriptor stays the version's."""
+        self._growing.discard(through)
+        stage = through.stage
+        if stage.adopted_as:
+            self._node.open_blobs.end(stage.adopted_as)
+        elif through.published is not None:
+            self._node.publisher.drop_stage(stage)
+
+    async def watch(self) -> None:
+        """Reserve room for what grows, for ever. A writer that finds none is told at its close."""
+        while True:
+            await self._wake.wait()
+            while self._growing:
+                for through in list(self._growing):
+                    if not through.lock.locked():
+                        async with Held(through.lock):
+                            await self._reserve_ahead(through.stage)
+                await trio.sleep(_WATCH_S)
+            self._wake = trio.Event()
+
+    async def _reserve_ahead(self, stage: Stage) -> None:
+        taken = allocated_bytes(os.fstat(stage.fd)) if stage.is_open else 0
+        if taken + _AHEAD_BYTES // 2 <= stage.reserved_bytes or taken <= _COPIED_BYTES_MAX:
+            return
+        for wanted in (taken + _AHEAD_BYTES, taken):
+            try:
+                await self._node.reserve(stage, wanted)
+            except OutOfSpace:
+                continue
+            return
+
+
+def _tells_writes(fd: int) -> bool:
+    """Whether each write to an empty file moves its mtime; it is empty again afterwards."""
+    seen = set()
+    for _ in range(_PROBES):
+        os.pwrite(fd, b"x", 0)
+        seen.add(os.fstat(fd).st_mtime_ns)
+    os.ftruncate(fd, 0)
+    return len(seen) == _PROBES
+
+
+def _digest_and_close(fd: int) -> bytes:
+    try:
+        return digest_file(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,281 @@
+"""Writes that the kernel serves by itself, on a real mount: what closes publish, whoever writes on
+after them, and what a crash leaves. Skipped where it cannot."""
+
+import errno
+import mmap
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvfs.client import Client
+from tests.e2e.test_mount_passthrough import describe
+from tests.mounts import MountProcess
+from tests.processes import allocated_bytes, wait_until
+
+MIB = 1024 * 1024
+LARGE = 3 * MIB  # published as it is
+SMALL = 50_000  # published as a copy
+
+
+@pytest.fixture
+def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount: MountProcess = start_mount()
+    with open(mount.mountpoint / "probe", "wb"):
+        is_served_by_kernel = describe(mount)["open_in_passthrough"] == 1
+    os.unlink(mount.mountpoint / "probe")
+    if not is_served_by_kernel:
+        pytest.skip(f"no passthrough of writes here: {describe(mount)['why_not_passthrough']}")
+    return mount
+
+
+@pytest.fixture
+def place(mounted: MountProcess) -> Iterator[Path]:
+    yield mounted.mountpoint
+
+
+def make(path: Path, data: bytes, flags: int = 0) -> int:
+    """A descriptor of a new file, open for writing only, that holds data."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+    assert os.write(fd, data) == len(data)
+    return fd
+
+
+def stored(mount: MountProcess, name: bytes) -> bytes | None:
+    """What a client of the node reads, checked against the digest as engines do."""
+    with Client(mount.store) as client:
+        (opened,) = client.open([name])
+        if opened is None:
+            return None
+        with opened:
+            data = os.pread(opened.fd, opened.size_bytes, 0)
+
+    return data if xxhash.xxh3_128(data).digest() == opened.digest else b"wrong bytes"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, SMALL, MIB, LARGE])
+def test_a_close_publishes(mounted: MountProcess, place: Path, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    fd = make(place / "a", data)
+    assert os.fstat(fd).st_size == os.stat(place / "a").st_size == size_bytes
+    assert (place / "a").read_bytes() == data  # while it is written
+    os.close(fd)
+    assert stored(mounted, b"a") == data
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    assert (place / "a").read_bytes() == data
+    assert os.listdir(mounted.store / "staging") == []
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
+def test_who_writes_after_a_close_is_published_again(
+    mounted: MountProcess, place: Path, size_bytes: int
+) -> None:
+    data = bytearray(os.urandom(size_bytes))
+    first = make(place / "a", data)
+    second = os.dup(first)
+    os.close(first)
+    assert stored(mounted, b"a") == data
+    for number in range(5):
+        data[number * 100 : number * 100 + 3] = b"new"
+        os.pwrite(second, b"new", number * 100)
+        assert (place / "a").read_bytes() == data
+        os.close(os.dup(second))
+        assert stored(mounted, b"a") == data
+    os.pwrite(second, b"end", 1000)
+    data[1000:1003] = b"end"
+    os.close(second)
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    assert (place / "a").read_bytes() == data
+    assert stored(mounted, b"a") == data
+    with Client(mounted.store) as client:
+        client.gc()
+        status = client.status()
+    assert (status["files"], status["blobs"]) == (2, 1)  # with the root
+    assert allocated_bytes(mounted.store / "blobs") < size_bytes + 100_000
+
+
+def test_equal_bytes_are_not_taken_from_a_file_that_may_change(
+    mounted: MountProcess, place: Path
+) -> None:
+    data = os.urandom(LARGE)
+    first = make(place / "a", data)
+    second = os.dup(first)
+    os.close(first)
+    (place / "b").write_bytes(data)
+    os.pwrite(second, b"changed", 0)
+    assert stored(mounted, b"b") == data
+    assert (place / "b").read_bytes() == data
+    os.close(second)
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    assert (place / "b").read_bytes() == data
+    assert (place / "a").read_bytes() == b"changed" + data[7:]
+    assert stored(mounted, b"a") == b"changed" + data[7:]
+    assert stored(mounted, b"b") == data
+
+
+def test_a_file_that_changes_is_no_damage(mounted: MountProcess, place: Path) -> None:
+    data = os.urandom(LARGE)
+    first = make(place / "a", data)
+    second = os.dup(first)
+    os.close(first)
+    os.pwrite(second, b"changed", 0)
+    with Client(mounted.store) as client:
+        (opened,) = client.open([b"a"])
+        assert opened is not None
+        opened.close()
+        assert not client.report_corrupt(opened.digest)
+        assert client.verify_all([b"a"]) == [True]
+        assert client.status()["counters"]["corrupt_blobs"] == 0
+    os.close(second)
+    wait_until(lambda: stored(mounted, b"a") == b"changed" + data[7:])
+
+
+def test_a_shell_writes_by_redirection(mounted: MountProcess, place: Path) -> None:
+    script = "(echo one; echo two; head -c 3000000 /dev/zero; echo three) > out; cat in out > both"
+    (place / "in").write_bytes(b"in\n")
+    subprocess.run(["sh", "-c", script], cwd=place, check=True, timeout=60)
+    wanted = b"one\ntwo\n" + bytes(3_000_000) + b"three\n"
+    assert (place / "out").read_bytes() == wanted
+    assert (place / "both").read_bytes() == b"in\n" + wanted
+    wait_until(lambda: stored(mounted, b"out") == wanted)
+
+
+def test_append_truncate_and_sync(mounted: MountProcess, place: Path) -> None:
+    fd = make(place / "a", b"x" * LARGE, os.O_APPEND)
+    os.ftruncate(fd, 10)
+    assert os.stat(place / "a").st_size == 10
+    os.write(fd, b"end")
+    os.fsync(fd)
+    other = os.open(place / "a", os.O_WRONLY | os.O_APPEND)
+    os.write(other, b"!")
+    os.truncate(place / "a", 12)
+    os.write(fd, b"?")
+    os.close(other)
+    os.close(fd)
+    assert (place / "a").read_bytes() == b"x" * 10 + b"en?"
+    with open(place / "a", "wb") as again:
+        assert os.stat(place / "a").st_size == 0
+        again.write(b"anew")
+    assert (place / "a").read_bytes() == b"anew"
+
+
+def test_a_reader_keeps_an_old_version_when_a_file_is_emptied(place: Path) -> None:
+    (place / "a").write_bytes(b"old")
+    with open(place / "a", "rb") as reader:
+        (place / "a").write_bytes(b"newer")
+        assert reader.read() == b"old"
+    assert (place / "a").read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
+@pytest.mark.parametrize("is_closed_before", [True, False])
+def test_a_mapping_by_another_open_changes_no_blob(
+    mounted: MountProcess, place: Path, size_bytes: int, is_closed_before: bool
+) -> None:
+    data = bytearray(os.urandom(size_bytes))
+    first = make(place / "a", data)
+    second = os.dup(first)
+    if is_closed_before:
+        os.close(second)
+    both = os.open(place / "a", os.O_RDWR)
+    with mmap.mmap(both, size_bytes) as mapping:
+        (place / "b").write_bytes(data)
+        mapping[:6] = b"mapped"
+        assert stored(mounted, b"b") == data
+        data[:6] = b"mapped"
+        assert os.pread(both, 6, 0) == b"mapped"
+    os.close(both)
+    os.close(first)
+    if not is_closed_before:
+        os.close(second)
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    assert (place / "a").read_bytes() == data
+    wait_until(lambda: stored(mounted, b"a") == data)
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
+def test_unlinked_while_it_is_written(mounted: MountProcess, place: Path, size_bytes: int) -> None:
+    fd = make(place / "a", os.urandom(size_bytes))
+    os.close(os.dup(fd))
+    os.unlink(place / "a")
+    os.pwrite(fd, b"more", size_bytes)
+    assert os.fstat(fd).st_size == size_bytes + 4
+    os.close(fd)
+    with Client(mounted.store) as client:
+        wait_until(lambda: client.status()["blobs"] == 0)
+        client.gc()
+    assert os.listdir(mounted.store / "staging") == []
+    assert allocated_bytes(mounted.store / "blobs") < 50_000
+
+
+def test_renamed_over_another_while_it_is_written(mounted: MountProcess, place: Path) -> None:
+    (place / "b").write_bytes(b"old")
+    data = os.urandom(LARGE)
+    fd = make(place / "a", data)
+    os.rename(place / "a", place / "b")
+    os.write(fd, b"tail")
+    os.close(fd)
+    assert (place / "b").read_bytes() == data + b"tail"
+    assert stored(mounted, b"b") == data + b"tail"
+    assert os.listdir(place) == [".kvfs", "b"]
+
+
+def test_times_are_those_of_the_writes(place: Path) -> None:
+    fd = make(place / "a", b"1")
+    before = os.stat(place / "a").st_mtime_ns
+    os.write(fd, b"2")
+    assert os.stat(place / "a").st_mtime_ns > before
+    os.utime(fd, ns=(1, 2))
+    assert os.stat(place / "a").st_mtime_ns == 2
+    os.close(fd)
+    assert os.stat(place / "a").st_mtime_ns == 2
+    fd = os.open(place / "a", os.O_WRONLY | os.O_TRUNC)
+    os.utime(fd, ns=(1, 2))
+    os.write(fd, b"3")
+    os.close(fd)
+    assert os.stat(place / "a").st_mtime_ns > before
+
+
+def test_a_limit_is_kept_by_evicting_and_told_at_close(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = start_mount(config="max_bytes = '64MiB'\nmin_free = 0\n", allow="cannot be published")
+    for number in range(12):
+        (mount.mountpoint / f"{number}").write_bytes(os.urandom(8 * MIB))
+    names = os.listdir(mount.mountpoint)
+    assert "11" in names
+    assert len(names) < 9
+    assert allocated_bytes(mount.store) <= 64 * MIB
+    with pytest.raises(OSError) as caught, open(mount.mountpoint / "huge", "wb", 0) as file:
+        for _ in range(80):
+            file.write(os.urandom(MIB))
+    assert caught.value.errno == errno.ENOSPC
+    wait_until(lambda: not (mount.mountpoint / "huge").exists())
+    wait_until(lambda: allocated_bytes(mount.store) <= 64 * MIB)
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_crash_while_a_published_file_is_open(start_mount, is_changed: bool) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    """The writer outlives the node, and goes on writing into what was published."""
+    mount = start_mount()
+    data = os.urandom(LARGE)
+    first = make(mount.mountpoint / "a", data)
+    second = os.dup(first)
+    os.close(first)
+    mount.kill()
+    if is_changed:
+        os.pwrite(second, b"changed", 0)
+    allow = "written to after it was stored" if is_changed else None
+    again = start_mount(store=mount.store, mountpoint=mount.mountpoint, allow=allow)
+    assert stored(again, b"a") == (None if is_changed else data)
+    try:
+        os.pwrite(second, b"survivor", 0)
+    except OSError as error:
+        assert error.errno in (errno.ENOTCONN, errno.EIO, errno.ESTALE)
+    assert stored(again, b"a") == (None if is_changed else data)
+    try:
+        os.close(second)
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN
+    assert stored(again, b"a") == (None if is_changed else data)
