@@ -130,7 +130,8 @@ async def _chunk_sizes(session: Session, arguments: list[Any], descriptors: list
     namespace, *fields = arguments
     _checked_paths([namespace])
     keys = unpack_chunk_keys(fields)
-    if len(keys) > BATCH_ITEMS_MAX:
+    hashes = len(keys.hashes) // keys.hash_bytes  # that many, also without parts to make keys of
+    if max(len(keys), hashes) > BATCH_ITEMS_MAX:
         raise InvalidInput("keys", f"are {len(keys)}; ask for at most {BATCH_ITEMS_MAX} at a time")
     return _counted(session.node, session.node.meta.chunk_sizes(namespace, keys))
 

@@ -259,7 +259,7 @@ def unpack_chunk_keys(values: Any) -> ChunkKeys:
             check_batch(parts, list, BATCH_ITEMS_MAX, "parts")
             for part in parts:
                 if list(map(type, part)) != [int, int]:
-                    raise InvalidInput("part", f"{part!r:.80} is not [group, shard]")
+                    raise InvalidInput("part", "is not [group, shard]")
             return ChunkKeys(hashes, hash_bytes, tuple(map(tuple, parts)))
     raise InvalidInput("keys", "are not hashes, their length and parts")
 

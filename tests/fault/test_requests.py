@@ -51,6 +51,7 @@ CHUNK = [b"ab-g0-s0", b"", 0, 256, 0, 0, b"12345678"]
         ("children", [b"", b"", 2**64 - 1, 1]),
         ("children", [b"", b"", -1, 1]),
         ("children_of", [b"", [b"k"] * 5000, 1]),
+        ("chunk_sizes", [b"kv/m@f", bytes(5000), 1, []]),
         ("publish", [[[]]]),
         ("publish", [[[True, b"f", DIGEST, 3, None]]]),
         ("publish", [[[[1], b"f", DIGEST, 3, None]]]),

@@ -165,6 +165,7 @@ def test_the_largest_batches_are_no_such_frame(path_bytes: int) -> None:
         Request(1, "sizes", [[path] * BATCH_ITEMS_MAX]),
         Request(2**31, "publish", [[file] * STAGES_PER_CLIENT_MAX]),
         Request(3, "stage", [[2**30] * 200]),
+        Request(4, "chunk_sizes", [path, path, 1, [[65_535, 65_535]] * BATCH_ITEMS_MAX]),
     ):
         body = encode_request(request)[4:]
         assert decode_request(unpack_request(body)) == request
