@@ -26,7 +26,8 @@ _CONTINUATIONS = 64  # of a chunk, looked at in one step; the others get their t
 class Decision:
     """What to do: `restamp` first, then remove all names of `evict`, in this order.
 
-    No `evict` means that nothing can go; then there are no stamps either.
+    Without `evict`, the stamps are what a walk found that was cut short: those that stay are out of
+    the way of the next. With neither, nothing can go.
     """
 
     evict: tuple[int, ...]
@@ -53,14 +54,17 @@ def plan(
     *,
     directory: int | None = None,
     kept: Container[int] = (),
+    until_ns: int | None = None,
 ) -> Decision:
-    """Choose at most `limit` files whose going frees `need_bytes`; fewer when that takes long. Plan
-    again while room is needed and something went.
+    """Choose at most `limit` files whose going frees `need_bytes`; fewer, or none yet, when that
+    takes long. Plan again while room is needed and the decision is not empty.
 
     `directory`: only bytes in this store directory count, and only its files go, but for those that
-    continue one of them. `kept`: files in use, treated as if pinned.
+    continue one of them. `kept`: files in use, treated as if pinned. `until_ns`: the newest stamp
+    when the first of several plans was made; where they come to what has a newer one, all have been
+    looked at.
     """
-    return _Plan(view, directory, kept).run(need_bytes, limit)
+    return _Plan(view, directory, kept).run(need_bytes, limit, until_ns)
 
 
 class _Plan:
@@ -79,14 +83,18 @@ class _Plan:
         self._freed_bytes = 0
         self._questions = 0
 
-    def run(self, need_bytes: int, limit: int) -> Decision:
+    def run(self, need_bytes: int, limit: int, until_ns: int | None) -> Decision:
+        is_cut = False
         for candidate in self._in_order():
             if self._freed_bytes >= need_bytes or len(self._evicted) >= limit:
                 break
-            if self._evicted and self._questions >= EVICTION_QUESTIONS_MAX:
+            if until_ns is not None and not self._evicted and candidate.used_ns > until_ns:
+                break
+            if self._questions >= EVICTION_QUESTIONS_MAX:
+                is_cut = True
                 break
             self._judge(candidate)
-        if not self._evicted:
+        if not self._evicted and not is_cut:
             return Decision((), (), 0)
         end_ns = self._view.newest_used_ns()
         stays = [(ino, end_ns + place) for place, ino in enumerate(self._stays, 1)]
@@ -123,6 +131,7 @@ class _Plan:
         if candidate.ino in self._evicted or candidate.ino in self._stays:
             return
         if self._must_stay(candidate):
+            self._questions += 1
             self._stays[candidate.ino] = None
             return
         line = [candidate]
@@ -133,7 +142,7 @@ class _Plan:
             newest = max(continuations, key=lambda c: (self._stamp(c), c.ino))
             is_ordered = self._stamp(newest) < self._stamp(line[-1])
             line.append(newest)
-            if is_ordered:
+            if is_ordered or self._questions >= EVICTION_QUESTIONS_MAX:
                 break
         if len(line) == 1:
             self._evict(candidate)

@@ -32,7 +32,7 @@ from kvfs.names import chunk_path, namespace_path, parse_chunk_path
 from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
-from kvfs.reclaim import Reclaim
+from kvfs.reclaim import Evicted, Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes, digest_file, read_header
@@ -422,17 +422,22 @@ class Node:
         for callback in self._releasers:
             callback()
 
-    def _evict(self, index: int, short_bytes: int) -> int:
-        """Take away the coldest files of a directory; how many files that touched."""
+    def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
+        """Take away the coldest files of a directory."""
         self.uses.write()
         decision = evict.plan(
-            self.meta, short_bytes, EVICTION_BATCH, directory=index, kept=self._held.keys()
+            self.meta,
+            short_bytes,
+            EVICTION_BATCH,
+            directory=index,
+            kept=self._held.keys(),
+            until_ns=until_ns,
         )
         self.meta.restamp(decision.restamp)
         self.drop_files(decision.evict)
         self.counters.evicted_files += len(decision.evict)
         self.counters.evicted_bytes += decision.freed_bytes
-        return len(decision.evict)
+        return Evicted(len(decision.evict), not decision.evict and not decision.restamp)
 
     def statfs(self) -> Statfs:
         """Capacity and room of all directories together; never waits."""

@@ -36,10 +36,18 @@ class _Refuse:
     fd: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What one step of eviction did."""
+
+    files: int
+    is_round_over: bool  # there is nothing to take among what was used until then
+
+
 class Reclaim:
     """Room by eviction, for one node. `release_spare()` lets go of what was removed and is kept for
-    a moment only; it is asked first. `evict(directory, bytes)` takes names away and says how many
-    files it touched; 0 means that nothing more can go."""
+    a moment only; it is asked first. `evict(directory, bytes, until_ns)` takes names away, of those
+    last used until then, in one short step."""
 
     def __init__(
         self,
@@ -47,7 +55,7 @@ class Reclaim:
         engine: MetaEngine,
         space: Space,
         release_spare: Callable[[], None],
-        evict: Callable[[int, int], int],
+        evict: Callable[[int, int, int], Evicted],
     ) -> None:
         self._directories = directories
         self._meta = engine
@@ -71,11 +79,24 @@ class Reclaim:
                 self._release_spare()
             if extra_bytes > self._space.room_bytes(index) + self._space.evictable_bytes(index):
                 raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
-            while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
-                if self._space.trash_bytes(index):
-                    await self._wait_removed()
-                elif self._evict(index, short_bytes + self._slack_bytes(index)) == 0:
-                    raise OutOfSpace("nothing is left to evict: unpin files or raise max_bytes")
+            await self._evict_for(index, extra_bytes)
+
+    async def _evict_for(self, index: int, extra_bytes: int) -> None:
+        """Evict until there is room. Rounds over all files in short steps: one in which nothing
+        went is the last."""
+        until_ns, has_evicted = self._meta.newest_used_ns(), False
+        while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
+            if self._space.trash_bytes(index):
+                await self._wait_removed()
+                continue
+            evicted = self._evict(index, short_bytes + self._slack_bytes(index), until_ns)
+            has_evicted |= evicted.files > 0
+            if not evicted.is_round_over:
+                await trio.lowlevel.checkpoint()
+            elif has_evicted:
+                until_ns, has_evicted = self._meta.newest_used_ns(), False
+            else:
+                raise OutOfSpace("nothing is left to evict: unpin files or raise max_bytes")
 
     def _slack_bytes(self, index: int) -> int:
         return min(_SLACK_BYTES_MAX, self._space.used_bytes(index) // 64)

@@ -1,7 +1,9 @@
 """Eviction decisions over a small view: order, prefixes, pins, shared blobs, directories."""
 
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,6 +200,53 @@ def test_evicting_step_by_step(store: Store, need_bytes: int, limit: int, kept: 
             assert store.files[ino].used_ns == used_ns
     assert freed >= min(need_bytes, possible)
     assert freed < need_bytes + 10
+
+
+@given(stores(), st.integers(1, 60), st.sets(st.integers(1, 14), max_size=2), st.integers(1, 6))
+def test_evicting_in_short_steps(
+    store: Store, need_bytes: int, kept: set[int], questions_max: int
+) -> None:
+    stay = staying(store, kept)
+    held = {store.files[ino].digest for ino in stay}
+    possible = 10 * len({c.digest for c in store.files.values()} - held)
+    freed = steps = 0
+    until_ns, has_evicted = store.newest_used_ns(), False
+    with mock.patch.object(evict, "EVICTION_QUESTIONS_MAX", questions_max):
+        while freed < need_bytes:
+            steps += 1
+            assert steps < 200, "it goes round in circles"
+            store.questions = 0
+            decision = evict.plan(store, need_bytes - freed, 3, kept=kept, until_ns=until_ns)
+            assert store.questions <= 2 * (questions_max + 1)  # each may need a second page
+            assert not set(decision.evict) & stay
+            store.apply(decision)
+            freed += decision.freed_bytes
+            has_evicted |= bool(decision.evict)
+            if not decision.evict and not decision.restamp:
+                if not has_evicted:
+                    break
+                until_ns, has_evicted = store.newest_used_ns(), False
+    assert freed >= min(need_bytes, possible)
+
+
+def test_a_walk_over_what_stays_is_cut_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evict, "EVICTION_QUESTIONS_MAX", 50)
+    store = Store()
+    count = 3 * evict.EVICTION_QUESTIONS_MAX
+    for ino in range(1, count + 1):
+        store.add(ino, ino)
+        store.add(count + ino, 10**6, parent=ino, is_pinned=True)
+    store.add(10**6, count + 1)  # the one that may go
+    until_ns, steps = store.newest_used_ns(), 0
+    while not (decision := evict.plan(store, 10, 9, until_ns=until_ns)).evict:
+        assert 0 < len(decision.restamp) <= evict.EVICTION_QUESTIONS_MAX
+        store.apply(decision)
+        steps += 1
+    assert (steps, decision.evict) == (3, (10**6,))
+    store.apply(decision)
+    while (decision := evict.plan(store, 10, 9, until_ns=until_ns)).restamp:
+        store.apply(decision)
+    assert decision == Decision((), (), 0)
 
 
 @given(stores(), st.integers(1, 60))

@@ -13,7 +13,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB, DirectoryConfig
 from kvfs.errors import OutOfSpace
 from kvfs.meta.contract import Blob, Usage
-from kvfs.reclaim import Reclaim
+from kvfs.reclaim import Evicted, Reclaim
 from kvfs.space import Space
 
 DIGESTS = [bytes([number]) * 16 for number in range(3)]
@@ -33,6 +33,9 @@ class Meta:
         self.doomed_digests = [d for d in self.doomed_digests if d not in digests]
         self.stored -= len(digests)
 
+    def newest_used_ns(self) -> int:
+        return 0
+
     def usage(self) -> Usage:
         return Usage(0, self.stored, self.stored * MIB, (self.stored * MIB,))
 
@@ -51,6 +54,7 @@ class Bench:
         self.meta = Meta()
         self.spare: list[Callable[[], None]] = []
         self.evicted: list[int] = []
+        self.fruitless_steps = 0
         self.space = Space([self.directory], self.meta.usage, path / "none")
         self.reclaim = Reclaim(
             [self.directory],
@@ -60,9 +64,13 @@ class Bench:
             self._evict,
         )
 
-    def _evict(self, index: int, short_bytes: int) -> int:
+    def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
         self.evicted.append(short_bytes)
-        return self.doom(1)
+        if self.fruitless_steps:
+            self.fruitless_steps -= 1
+            return Evicted(0, False)
+        files = self.doom(1)
+        return Evicted(files, not files)
 
     def doom(self, count: int) -> int:
         """Take blobs away; how many there were."""
@@ -138,6 +146,28 @@ def test_room_comes_first_from_what_is_only_kept_for_a_moment(bench: Bench) -> N
     bench.spare.append(lambda: bench.doom(1))
     trio.run(make_room)
     assert bench.evicted == []
+
+
+def test_steps_that_find_nothing_yet_give_everyone_a_turn(bench: Bench) -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async def make_room() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.reclaim.remove_always)
+            nursery.start_soon(count_turns)
+            await bench.reclaim.make_room(0, MIB)
+            nursery.cancel_scope.cancel()
+
+    bench.fruitless_steps = 20
+    trio.run(make_room)
+    assert len(bench.evicted) > 20
+    assert turns >= 20
 
 
 def test_nothing_is_released_where_there_is_room(bench: Bench) -> None:
