@@ -102,11 +102,18 @@ class Reclaim:
         return min(_SLACK_BYTES_MAX, self._space.used_bytes(index) // 64)
 
     def reap(self) -> None:
-        """Take the files of doomed blobs out of the way, and their weight out of the metadata."""
+        """Take the files of doomed blobs out of the way, and their weight out of the metadata.
+        Never fails for a file that stays: what doomed it has happened."""
         while doomed := self._meta.doomed(EVICTION_BATCH):
             for blob in doomed:
                 directory = self._directories[blob.directory]
-                path = directory.trash(blob.digest) if directory is not None else None
+                try:
+                    path = directory.trash(blob.digest) if directory is not None else None
+                except OSError as error:
+                    log.warning("blob %s cannot be removed, gc may: %s", blob.digest.hex(), error)
+                    self._space.begin_trash(blob.directory, blob.allocated_bytes)
+                    self._space.end_trash(blob.directory, blob.allocated_bytes, is_removed=False)
+                    continue
                 if path is not None:
                     self._put(_Refuse(blob.directory, path, blob.allocated_bytes))
             self._meta.bury([blob.digest for blob in doomed])

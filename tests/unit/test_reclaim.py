@@ -126,6 +126,24 @@ def test_a_file_that_cannot_be_unlinked_is_told_and_left(
     bench.directory = reopened
 
 
+def test_a_blob_that_cannot_be_taken_out_of_the_way_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("cannot be removed, gc may: .*Input/output error")
+    trash = bench.directory.trash
+
+    def fail_for_first(digest: bytes) -> str | None:
+        if digest == DIGESTS[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return trash(digest)
+
+    monkeypatch.setattr(bench.directory, "trash", fail_for_first)
+    assert bench.doom(2) == 2
+    assert bench.meta.doomed_digests == []
+    trio.run(reclaimed, bench)
+    assert bench.space.used_bytes(0) == bench.directory.overhead_bytes() + 2 * MIB  # still counted
+
+
 def test_a_file_that_is_gone_already_is_fine(bench: Bench) -> None:
     bench.doom(1)
     for path in (bench.directory.path / "staging").iterdir():
