@@ -9,16 +9,23 @@ from typing import Any
 
 import trio
 
+from kvfs.arguments import (
+    checked_digest,
+    checked_digests,
+    checked_ino,
+    checked_limit,
+    checked_path,
+    checked_paths,
+)
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CHUNK_BYTES_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
-    PATH_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
 )
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
-from kvfs.meta.contract import DIGEST_BYTES, ChunkInfo, Inode
+from kvfs.meta.contract import ChunkInfo, Inode
 from kvfs.names import check_publishable
 from kvfs.node import Node
 from kvfs.stage import Content, Stage
@@ -82,32 +89,9 @@ async def answer(session: Session, request: Request, descriptors: list[int]) -> 
     return await function(session, arguments, descriptors)
 
 
-# What arguments must be beyond their types; each gives its argument back or raises `InvalidInput`.
-def _checked_paths(values: list[Any], limit: int = BATCH_ITEMS_MAX) -> list[bytes]:
-    check_batch(values, bytes, limit, "paths")
-    for path in values:
-        if len(path) > PATH_BYTES_MAX:  # looking it up would take a step for each of its parts
-            raise InvalidInput("path", f"has {len(path)} bytes; {PATH_BYTES_MAX} are the limit")
-    return values
-
-
-def _checked_digests(values: list[Any]) -> list[bytes]:
-    check_batch(values, bytes, BATCH_ITEMS_MAX, "digests")
-    for value in values:
-        if len(value) != DIGEST_BYTES:
-            raise InvalidInput("digest", f"has {len(value)} bytes; {DIGEST_BYTES} are needed")
-    return values
-
-
-def _checked_limit(value: int) -> int:
-    if not 0 < value <= BATCH_ITEMS_MAX:
-        raise InvalidInput("limit", f"{value} is not in 1..{BATCH_ITEMS_MAX}")
-    return value
-
-
 def _existing_inode(node: Node, path: bytes) -> Inode:
     """What a path names: ENOENT when it is nothing."""
-    inode = node.meta.resolve(_checked_paths([path]))[0]
+    inode = node.meta.resolve([checked_path(path)])[0]
     if inode is None:
         raise NamespaceError(errno.ENOENT, path)
     return inode
@@ -123,12 +107,12 @@ async def _hello(session: Session, arguments: list[Any], descriptors: list[int])
 
 
 async def _sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    return _counted(session.node, session.node.meta.sizes(_checked_paths(arguments[0])))
+    return _counted(session.node, session.node.meta.sizes(checked_paths(arguments[0])))
 
 
 async def _chunk_sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     namespace, *fields = arguments
-    _checked_paths([namespace])
+    checked_path(namespace)
     keys = unpack_chunk_keys(fields)
     hashes = len(keys.hashes) // keys.hash_bytes  # that many, also without parts to make keys of
     if max(len(keys), hashes) > BATCH_ITEMS_MAX:
@@ -146,7 +130,7 @@ async def _open(session: Session, arguments: list[Any], descriptors: list[int]) 
     node = session.node
     opened: list[Any] = []
     used = []
-    for inode in node.meta.resolve(_checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX)):
+    for inode in node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX)):
         fd = node.open_inode(inode) if inode is not None and inode.is_published else None
         if inode is None or fd is None:
             opened.append(None)
@@ -232,7 +216,7 @@ def _content(session: Session, item: list[Any]) -> Content:
     stage = session.stages.get(token)
     if stage is None:
         raise InvalidInput("token", f"{token} is not staged on this connection")
-    _checked_digests([digest])
+    checked_digest(digest)
     if size_bytes > CHUNK_BYTES_MAX:
         raise InvalidInput("size", f"{size_bytes} is more than {CHUNK_BYTES_MAX}")
     if os.fstat(stage.fd).st_size != size_bytes:
@@ -250,7 +234,7 @@ def _content(session: Session, item: list[Any]) -> Content:
 
 
 async def _report_corrupt(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    (digest,) = _checked_digests([arguments[0]])
+    digest = checked_digest(arguments[0])
     try:
         await session.node.check_content(digest, again=True)
     except Corrupt:
@@ -260,14 +244,14 @@ async def _report_corrupt(session: Session, arguments: list[Any], descriptors: l
 
 async def _touch(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     # The last first, so that the first of all is the most recent.
-    async for part in _in_turns(_checked_paths(arguments[0])[::-1], _TOUCHED_AT_ONCE):
+    async for part in _in_turns(checked_paths(arguments[0])[::-1], _TOUCHED_AT_ONCE):
         found = session.node.meta.resolve(part[::-1])
         session.node.touch([inode.ino for inode in found if inode is not None])
     return None
 
 
 async def _stat(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    inode = session.node.meta.resolve(_checked_paths([arguments[0]]))[0]
+    inode = session.node.meta.resolve([checked_path(arguments[0])])[0]
     return None if inode is None else pack_record(inode)
 
 
@@ -276,7 +260,7 @@ async def _list(session: Session, arguments: list[Any], descriptors: list[int]) 
     meta = session.node.meta
     parent = _existing_inode(session.node, path).ino
     listed: list[Any] = []
-    async for wanted in _in_turns(range(_checked_limit(limit)), _LISTED_AT_ONCE):
+    async for wanted in _in_turns(range(checked_limit(limit)), _LISTED_AT_ONCE):
         page = meta.entries(parent, after, len(wanted))
         listed += map(pack_entry, page)
         if len(page) < len(wanted):
@@ -287,16 +271,14 @@ async def _list(session: Session, arguments: list[Any], descriptors: list[int]) 
 
 async def _children(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     namespace, parent, after, limit = arguments
-    if not 0 <= after < 2**63:
-        raise InvalidInput("after", f"{after} is no inode number")
     ino = _existing_inode(session.node, namespace).ino
-    return await _list_children(session.node, ino, parent, after, _checked_limit(limit))
+    return await _list_children(session.node, ino, parent, checked_ino(after), checked_limit(limit))
 
 
 async def _children_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     namespace, parents, limit = arguments
     check_batch(parents, bytes, BATCH_ITEMS_MAX, "parents")
-    if len(parents) * _checked_limit(limit) > BATCH_ITEMS_MAX:
+    if len(parents) * checked_limit(limit) > BATCH_ITEMS_MAX:
         raise InvalidInput("limit", f"parents times limit exceed {BATCH_ITEMS_MAX}")
     ino = _existing_inode(session.node, namespace).ino
     listed = []
@@ -320,26 +302,24 @@ async def _list_children(
 
 
 async def _chunk(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    inode = session.node.meta.resolve(_checked_paths([arguments[0]]))[0]
+    inode = session.node.meta.resolve([checked_path(arguments[0])])[0]
     info = None if inode is None else session.node.meta.chunk(inode.ino)
     return None if info is None else pack_record(info)
 
 
 async def _blobs(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    found = session.node.meta.blobs(_checked_digests(arguments[0]))
+    found = session.node.meta.blobs(checked_digests(arguments[0]))
     return [None if blob is None else pack_record(blob) for blob in found]
 
 
 async def _paths_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     """A page may be shorter than its limit: an empty one is the end."""
     digest, ino, parent, name, limit = arguments
-    _checked_digests([digest])
-    if not (0 <= ino < 2**63 and 0 <= parent < 2**63):
-        raise InvalidInput("after", f"{ino} and {parent} are no inode numbers")
-    after = (ino, parent, name)
+    checked_digest(digest)
+    after = (checked_ino(ino), checked_ino(parent), name)
     listed: list[Any] = []
     listed_bytes = 0
-    async for wanted in _in_turns(range(_checked_limit(limit)), _PATHS_AT_ONCE):
+    async for wanted in _in_turns(range(checked_limit(limit)), _PATHS_AT_ONCE):
         page = session.node.meta.held_paths(digest, after, len(wanted))
         listed += [[held.ino, held.parent, held.name, held.path] for held in page]
         listed_bytes += sum(len(held.path) for held in page)
@@ -352,7 +332,7 @@ async def _paths_of(session: Session, arguments: list[Any], descriptors: list[in
 async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     meta = session.node.meta
     pinned = 0
-    async for part in _in_turns(_checked_paths(arguments[0]), _PINNED_AT_ONCE):
+    async for part in _in_turns(checked_paths(arguments[0]), _PINNED_AT_ONCE):
         for inode in meta.resolve(part):
             if inode is not None and inode.is_regular:
                 meta.set_pinned(inode.ino, arguments[1])
@@ -362,7 +342,7 @@ async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[
 
 async def _evict(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     evicted = 0
-    async for part in _in_turns(_checked_paths(arguments[0]), _EVICTED_AT_ONCE):
+    async for part in _in_turns(checked_paths(arguments[0]), _EVICTED_AT_ONCE):
         inos = {
             inode.ino
             for inode in session.node.meta.resolve(part)
@@ -382,7 +362,7 @@ async def _in_turns(items: Sequence[Any], size: int) -> AsyncIterator[Any]:
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    return [await _verify_one(session.node, path) for path in _checked_paths(arguments[0])]
+    return [await _verify_one(session.node, path) for path in checked_paths(arguments[0])]
 
 
 async def _verify_one(node: Node, path: bytes) -> bool | str | None:

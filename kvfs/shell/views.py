@@ -153,7 +153,7 @@ def _status_lines(
             ("opens", f"{counters['opens']:,}, {counters['open_misses']:,} misses"),
             ("stored", _amount(counters, "published")),
             ("evicted", _amount(counters, "evicted")),
-            ("corrupt", f"{counters['corrupt_blobs']:,} blobs, {counters['missing_blobs']:,} lost"),
+            ("corrupt", _damage(counters)),
         ]
     )
     rows = [["directory", "used", "limit", "room", "disk free"]]
@@ -188,6 +188,12 @@ def _status_lines(
             ],
             right=(1, 2),
         )
+
+
+def _damage(counters: dict[str, int]) -> str:
+    unreadable = counters["unreadable_blobs"]
+    refused = f", {unreadable:,} not readable" if unreadable else ""
+    return f"{counters['corrupt_blobs']:,} blobs, {counters['missing_blobs']:,} lost{refused}"
 
 
 def _amount(counters: dict[str, int], name: str) -> str:

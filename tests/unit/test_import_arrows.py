@@ -19,6 +19,7 @@ PURE = {
     "kvfs.chunk",
     "kvfs.digest",
     "kvfs.wire",
+    "kvfs.arguments",
     "kvfs.evict",
     "kvfs.stage",
     "kvfs.meta.contract",
