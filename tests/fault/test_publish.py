@@ -8,11 +8,13 @@ import pytest
 from kvfs.blobs import BlobDirectory
 from kvfs.digest import digest_of
 from kvfs.errors import NamespaceError
+from kvfs.life import recover
 from kvfs.node import Node
 from tests.own_node import (
     blob_path,
     content_of,
     load,
+    put_orphan,
     store,
 )
 
@@ -88,3 +90,18 @@ def test_a_publication_that_fails_half_way_uses_all_its_stages_up(
     assert node.meta.recover().intended == ()
     assert node.meta.usage().blobs == 0
     assert list((node.config.home / "blobs").glob("*/*/*")) == []
+
+
+def test_a_second_copy_that_a_dead_node_left_is_removed(node: Node) -> None:
+    data = b"bytes"
+    for path in (b"elsewhere", b"here"):
+        store(node, path, path + data)
+    second = put_orphan(node, digest_of(b"elsewhere" + data), data, 1)
+    node.meta.intend([(digest_of(b"elsewhere" + data), 1), (digest_of(b"here" + data), 0)])
+    recover(node)
+    assert not second.exists()
+    assert [load(node, path) for path in (b"elsewhere", b"here")] == [
+        b"elsewherebytes",
+        b"herebytes",
+    ]
+    assert node.meta.recover().intended == ()
