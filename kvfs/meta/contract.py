@@ -318,10 +318,6 @@ class MetaEngine(Protocol):
         """Blobs in use; a doomed one is None."""
         ...
 
-    def holders(self, digest: bytes) -> list[int]:
-        """The inodes whose content a digest is, orphans included."""
-        ...
-
     def held_paths(
         self, digest: bytes, after: tuple[int, int, bytes], limit: int
     ) -> list[HeldPath]:

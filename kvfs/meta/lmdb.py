@@ -334,10 +334,6 @@ class LmdbEngine:
             found = [view.blob(digest) for digest in digests]
         return [blob if blob is not None and blob.references else None for blob in found]
 
-    def holders(self, digest: bytes) -> list[int]:
-        with self._reading() as view:
-            return view.holders(digest)
-
     def held_paths(
         self, digest: bytes, after: tuple[int, int, bytes], limit: int
     ) -> list[HeldPath]:

@@ -407,7 +407,8 @@ class MetaSuite:
         assert meta.blobs([digest(1), digest(2), b""]) == [
             Blob(digest(1), 101, 4096, 0, 1), None, None
         ]  # fmt: skip
-        assert meta.holders(digest(1)) == [inode.ino]
+        [held] = meta.held_paths(digest(1), (0, 0, b""), 9)
+        assert held.ino == inode.ino
         parent = meta.inode(published.parent)
         assert parent is not None
         assert (parent.uid, stat.S_IMODE(parent.mode)) == (3, 0o755)
@@ -521,7 +522,8 @@ class MetaSuite:
         meta.publish([publication(1, ino=ino, chunk=chunk(b"k"))], T0)
         assert meta.chunk(ino) is None
         assert meta.coldest(9) == []
-        assert meta.holders(digest(1)) == [ino]
+        assert meta.blobs([digest(1)]) == [Blob(digest(1), 101, 4096, 0, 1)]
+        assert meta.held_paths(digest(1), (0, 0, b""), 9) == []
         meta.forget([ino, ino, 999])
         assert [blob.digest for blob in meta.doomed(9)] == [digest(1)]
 
@@ -554,7 +556,7 @@ class MetaSuite:
             (ROOT_INO, b"2", two.inode.ino, digest(1)),
         }
         assert meta.blobs([digest(1), digest(2)])[0] is None
-        assert (meta.doomed(9), meta.holders(digest(1))) == ([], [])
+        assert (meta.doomed(9), meta.held_paths(digest(1), (0, 0, b""), 9)) == ([], [])
         assert meta.chunk(one.inode.ino) is None
         assert meta.usage().blobs == 1
         meta.forget([one.inode.ino, two.inode.ino, open_one.inode.ino, kept.inode.ino])

@@ -5,6 +5,7 @@ agree, and the totals must be what a scan of the tables counts.
 """
 
 import errno
+import itertools
 import stat
 import tempfile
 from collections import Counter
@@ -477,7 +478,16 @@ class MetaMachine(RuleBasedStateMachine):
             assert (0 if blob is None else blob.references) == references[digest]
             assert blob is None or blob.directory == self.model.places[digest]
             holders = [i for i, n in self.model.nodes.items() if n.digest == digest]
-            assert self.engine.holders(digest) == sorted(holders)
+            with self.engine._reading() as view:
+                assert view.holders(digest) == sorted(holders)
+            held = self.engine.held_paths(digest, (0, 0, b""), 99)
+            assert [(h.ino, h.parent, h.name) for h in held] == sorted(
+                (ino, parent, name) for ino in holders for parent, name in self.model.links(ino)
+            )
+            assert self.engine.held_paths(digest, (0, 0, b""), 2) == held[:2]
+            for first, second in itertools.pairwise(held):
+                after = (first.ino, first.parent, first.name)
+                assert self.engine.held_paths(digest, after, 1) == [second]
         assert {blob.digest for blob in self.engine.doomed(99)} == self.model.doomed
 
     @invariant()
