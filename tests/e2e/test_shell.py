@@ -258,6 +258,27 @@ def test_verify_finds_and_quarantines(start_node: StartNode) -> None:
     assert kvfs("ls", os.fsdecode(good), store=store).returncode == 0
 
 
+def test_verify_tells_what_cannot_be_read(start_node: StartNode, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    node = start_node(extra_stores=(part,))
+    names = [b"f%d" % number for number in range(8)]  # large enough to fill both directories
+    with Client(node.store) as client:
+        for name in names:
+            publish(client, name, name * 250_000)
+    node.stop()
+    away = sum(1 for _ in (part / "blobs").glob("*/*/*"))
+    assert 0 < away < 8
+    part.rename(tmp_path / "unplugged")
+    store = start_node(store=node.store, allow="is not there").store
+    found = kvfs_json("verify", store=store, code=1)
+    assert (found["files"], found["unreadable_files"]) == (8 - away, away)
+    assert found["corrupt_files"] == 0
+    assert {item["reason"] for item in found["unreadable"]} == {"its directory is not there"}
+    lines = kvfs_text("verify", store=store, code=1).splitlines()
+    assert sum(line.startswith("unreadable  /f") for line in lines) == away
+    assert f"{away} more cannot be read" in lines[-1]
+
+
 def test_rebuild_names_chunk_files_that_were_brought_back(
     start_node: StartNode, tmp_path: Path
 ) -> None:
