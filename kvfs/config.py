@@ -142,6 +142,7 @@ class MountConfig:
 
     allow_other: bool = False
     passthrough: bool = True  # where kernel, libfuse and pyfuse3 can
+    symlink: bool = False  # published files show as links to their blobs
     read_ahead_kib: int = 1024
     flags: tuple[str, ...] = ()  # of mount(2), such as "ro"
 

@@ -214,7 +214,7 @@ def _parse_of(
 
 
 _TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
-_MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib"}
+_MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 
 
 def parse_config(
@@ -255,6 +255,7 @@ def parse_config(
         mount=MountConfig(
             allow_other=_parse_switch(mount, "allow_other", "mount."),
             passthrough=_parse_switch(mount, "passthrough", "mount.", usual=True),
+            symlink=_parse_switch(mount, "symlink", "mount."),
             read_ahead_kib=_parse_read_ahead(mount.get("read_ahead_kib", 1024)),
         ),
     )

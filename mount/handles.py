@@ -122,6 +122,11 @@ class OpenFiles:
             return inode, not inode.is_published and inode.is_regular
         return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns), True
 
+    def is_written(self, ino: int) -> bool:
+        """Whether somebody has a file open for writing."""
+        version = self._versions.get(self.numbers.current(ino))
+        return version is not None and version.writers > 0
+
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int) -> Opened:
         """Open a version; ESTALE sends the kernel to look the name up again."""

@@ -4,14 +4,27 @@ A file's number is its inode in the metadata, until it gets a new version while 
 read: then a number above `VERSION_BASE` is made for the new one. Such numbers are counted as FUSE
 asks (each reply that names one is a look-up, FORGET takes them back), and go when the kernel has
 forgotten them and no other version of the file is open; the file then has its own number again.
-Numbers are never used twice in the life of a mount.
+A file that shows as a symbolic link (`mount.links`) has one more number for that, above
+`LINK_BASE`, since the kernel takes a number for one type. Numbers are never used twice in the life
+of a mount.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LINK_BASE = 1 << 59
 VERSION_BASE = 1 << 60
 VIEW_BASE = 1 << 61
+
+
+def link_of(ino: int) -> int:
+    """The number under which an inode shows as a symbolic link to its blob."""
+    return LINK_BASE + ino
+
+
+def is_link(number: int) -> bool:
+    """Whether a number is one of `link_of`."""
+    return LINK_BASE <= number < VERSION_BASE
 
 
 @dataclass(slots=True)
@@ -37,7 +50,7 @@ class Numbers:
     def ino(self, number: int) -> int:
         """The inode that a number shows or showed. A made one that is forgotten is 0."""
         if number < VERSION_BASE:
-            return number
+            return number - LINK_BASE if is_link(number) else number
         made = self._made.get(number)
         return made.ino if made is not None else 0
 

@@ -1,4 +1,5 @@
-"""Kernel requests to calls of the node. States are in `mount.handles`, `.kvfs` is in `mount.view`.
+"""Kernel requests to calls of the node. States are in `mount.handles`, `.kvfs` is in `mount.view`,
+files that show as links are in `mount.links`.
 
 The requests of one mount run as tasks of one trio thread. Those on names await nothing, so each is
 atomic.
@@ -25,7 +26,8 @@ from mount.errnos import errno_of
 from mount.freshness import Freshness
 from mount.handles import Opened, OpenFiles
 from mount.lingering import Lingering
-from mount.numbers import VIEW_BASE
+from mount.links import Links
+from mount.numbers import VIEW_BASE, is_link
 from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
 from mount.removed import RemovedDirectories
 from mount.view import VIEW_NAME, View
@@ -76,12 +78,15 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, node: Node, view: View, *, passthrough: bool = True) -> None:
+    def __init__(
+        self, node: Node, view: View, *, passthrough: bool = True, symlink: bool = False
+    ) -> None:
         super().__init__()
         self.enable_passthrough = passthrough
         self.files = OpenFiles(node, self._expire_pages)
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
+        self.links = Links(node, self.files, is_on=symlink)
         self.is_ready = trio.Event()
         self._node = node
         self._view = view
@@ -97,6 +102,11 @@ class Operations(pyfuse3.Operations):
 
     def _expire_pages(self, number: int) -> None:
         self.freshness.expire_pages(number)
+
+    def describe(self) -> dict[str, object]:
+        """For `kvfs status`: who serves reads, and how many files are open."""
+        found = self.files.describe()
+        return {**found, "reads": "symlink"} if self.links.is_on else found
 
     # Names ----------------------------------------------------------------------------------------
     @request
@@ -121,7 +131,8 @@ class Operations(pyfuse3.Operations):
             self._view.forget(number, lookups)
         else:
             self._removed.forget(number)
-            self.lingering.drop(self.files.numbers.ino(number))
+            if not self.links.is_on:  # else who read the link is yet to open what it leads to
+                self.lingering.drop(self.files.numbers.ino(number))
             self.files.numbers.forget(number, lookups)
             self.files.note_forgotten(number)
 
@@ -137,7 +148,7 @@ class Operations(pyfuse3.Operations):
                 await self.files.release(opened.fh)
         else:
             inode = self._make(parent, name, mode, ctx, rdev=rdev)
-        return self._entry(self._node.meta.inode(inode.ino) or inode)
+        return self._entry(self._node.meta.inode(inode.ino) or inode, as_link=False)
 
     @request
     async def mkdir(
@@ -153,6 +164,9 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def readlink(self, number: int, ctx: Context) -> bytes:
+        file = self.links.find(number)
+        if file is not None:
+            return await self.links.read(file)
         inode, _ = self._inode(number)
         if not stat.S_ISLNK(inode.mode):
             raise NamespaceError(errno.EINVAL)
@@ -164,13 +178,14 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         self._check_place(number)
         self._check_place(new_parent, new_name)
-        if not self.files.numbers.is_current(number):
+        if not (is_link(number) or self.files.numbers.is_current(number)):
             raise NamespaceError(errno.ESTALE)
         meta = self._node.meta
         ino = self.files.numbers.ino(number)
         for parent, name in meta.names_of(ino):  # from now on it is looked up each time
             self.freshness.expire_name(parent, name)
-        return self._entry(meta.link(ino, new_parent, new_name, self._node.now_ns()))
+        inode = meta.link(ino, new_parent, new_name, self._node.now_ns())
+        return self._entry(inode, as_link=is_link(number))  # the kernel takes no other type
 
     @request
     async def unlink(self, parent: int, name: bytes, ctx: Context) -> None:
@@ -259,7 +274,7 @@ class Operations(pyfuse3.Operations):
         self._check_place(number)
         inode, _ = self._inode(number)
         if fields.update_size:
-            if not inode.is_regular:
+            if not inode.is_regular or is_link(number):
                 raise NamespaceError(errno.EINVAL)
             await self.files.truncate(number, fh, attr.st_size, ctx.pid)
         changes = Changes(
@@ -288,6 +303,9 @@ class Operations(pyfuse3.Operations):
         return data
 
     def _inode(self, number: int) -> tuple[Inode, bool]:
+        file = self.links.find(number)
+        if file is not None:
+            return file, True
         found = self.files.inode(number)
         if found is not None:
             return found
@@ -298,14 +316,27 @@ class Operations(pyfuse3.Operations):
 
     def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
         inode, is_changing = self._inode(number)
+        if is_link(number):
+            return self.links.attributes(inode)
         return attributes(inode, number, is_changing=is_changing)
 
-    def _entry(self, inode: Inode) -> pyfuse3.EntryAttributes:
-        """What a reply says that names an inode; it counts as a look-up."""
-        number = self.files.numbers.current(inode.ino)
-        self.files.numbers.count(number)
+    def _entry(self, inode: Inode, *, as_link: bool | None = None) -> pyfuse3.EntryAttributes:
+        """What a reply says that names an inode; it counts as a look-up. `as_link`: where the
+        kernel expects one type."""
+        entry = self._named(inode, self.links.shows(inode) if as_link is None else as_link)
+        self.files.numbers.count(entry.st_ino)
+        return entry
+
+    def _named(self, inode: Inode, as_link: bool) -> pyfuse3.EntryAttributes:
+        """What a name shows of an inode."""
+        if as_link:
+            return self.links.attributes(inode)
         shown, is_changing = self.files.overlay(inode)
-        return attributes(shown, number, is_changing=is_changing)
+        number = self.files.numbers.current(inode.ino)
+        entry = attributes(shown, number, is_changing=is_changing)
+        if self.links.is_on and inode.is_regular:
+            entry.entry_timeout = 0.0  # it may become a link at any time
+        return entry
 
     # Files ----------------------------------------------------------------------------------------
     @request
@@ -346,7 +377,7 @@ class Operations(pyfuse3.Operations):
             number = self.files.numbers.current(inode.ino)
             opened = await self._open(number, flags, ctx)
             inode = self._node.meta.inode(inode.ino) or inode
-        return _file_info(opened), self._entry(inode)
+        return _file_info(opened), self._entry(inode, as_link=False)
 
     def _create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: Context
@@ -427,12 +458,10 @@ class Operations(pyfuse3.Operations):
         inode = entry.inode
         if inode.ino >= VIEW_BASE:
             return self._view.reply(token, parent, entry.name, position)
-        number = self.files.numbers.current(inode.ino)
-        shown, is_changing = self.files.overlay(inode)
-        attr = attributes(shown, number, is_changing=is_changing)
+        attr = self._named(inode, self.links.shows(inode))
         if not pyfuse3.readdir_reply(token, entry.name, attr, position):
             return False
-        self.files.numbers.count(number)
+        self.files.numbers.count(attr.st_ino)
         return True
 
     @request

@@ -166,11 +166,14 @@ async def serve_mount(
         try:
             async with running(config) as node:
                 operations = Operations(
-                    node, View(node, decode), passthrough=config.mount.passthrough
+                    node,
+                    View(node, decode),
+                    passthrough=config.mount.passthrough,
+                    symlink=config.mount.symlink,
                 )
                 async with _mounted(operations, config, mountpoint):
                     node.mountpoint = os.fspath(mountpoint)
-                    node.describe_mount = operations.files.describe
+                    node.describe_mount = operations.describe
                     note = "; ".join(node.absent)
                     await _serve_requests(
                         operations, config, mountpoint, signals, lambda: on_ready(note)
@@ -275,4 +278,6 @@ async def _announce(
     why_not = operations.files.backing.why_not
     log.info("mounted %s at %s", config.home, mountpoint)
     log.info("reads: %s", f"from Python, since {why_not}" if why_not else "kernel passthrough")
+    if config.mount.symlink:
+        log.info("published files show as symbolic links to their blobs")
     on_ready()

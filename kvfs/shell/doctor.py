@@ -25,7 +25,7 @@ from pathlib import Path
 
 from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import GIB, PAGE_BYTES
-from kvfs.errors import InvalidInput
+from kvfs.errors import InvalidInput, KvfsError
 from kvfs.home import (
     STORE_MARK,
     default_store,
@@ -148,7 +148,8 @@ def check_kernel(release: str) -> Finding:
         "kernel",
         Level.WARN,
         f"{release}, without FUSE passthrough",
-        "reads through the mount come from Python; Linux 6.9 or later is several times faster",
+        "reads through the mount come from Python; several times faster are Linux 6.9 or later and,"
+        " within limits, `-o symlink` (docs/mount.md)",
     )
 
 
@@ -268,7 +269,7 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
         name = f"mount {mount.mountpoint}"
         code = probe(mount.mountpoint, STAT_DEADLINE_S)
         if code == 0:
-            yield Finding(name, Level.OK, f"serves {mount.store}")
+            yield Finding(name, Level.OK, f"serves {mount.store}{_shown_as(mount.store)}")
         elif code == errno.ENOTCONN:
             advice = f"run `kvfs umount {mount.mountpoint}`, or mount it again"
             yield Finding(name, Level.FAIL, "its node has died", advice)
@@ -279,6 +280,19 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
             yield Finding(name, Level.FAIL, f"no answer within {STAT_DEADLINE_S:g} s", advice)
         else:
             yield Finding(name, Level.WARN, os.strerror(code), "mounted for another user")
+
+
+def _shown_as(store: Path) -> str:
+    """What is unusual about how a store's mount shows files, as its node says."""
+    from kvfs.client import Client
+
+    try:
+        with Client(store, deadline_s=CONNECT_DEADLINE_S) as client:
+            mount = client.status()["mount"] or {}
+    except KvfsError:
+        return ""
+    is_symlink = mount.get("reads") == "symlink"
+    return ", published files as symbolic links to their blobs" if is_symlink else ""
 
 
 # Limits and the store -----------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class MountOptions:
     tokenizer: Path | None = None
     allow_other: bool = False
     passthrough: bool = True
+    symlink: bool = False
     flags: tuple[str, ...] = ()  # for the kernel, in order
 
 
@@ -74,7 +75,7 @@ def split_options(text: str) -> list[str]:
 def parse_options(text: str) -> MountOptions:
     """Raises `InvalidInput` for the first option that cannot be followed."""
     values: dict[str, list[str]] = {name: [] for name in _VALUES}
-    allow_other, passthrough = False, True
+    allow_other, passthrough, symlink = False, True, False
     flags: dict[str, None] = {}
     for option in split_options(text):
         name, has_value, value = option.partition("=")
@@ -86,6 +87,8 @@ def parse_options(text: str) -> MountOptions:
             allow_other = True
         elif option == "no_passthrough":
             passthrough = False
+        elif option == "symlink":
+            symlink = True
         elif option in _FLAGS:
             flags[option] = None
         elif option in _FLAGS.values():
@@ -101,6 +104,7 @@ def parse_options(text: str) -> MountOptions:
         tokenizer=Path(values["tokenizer"][-1]) if values["tokenizer"] else None,
         allow_other=allow_other,
         passthrough=passthrough,
+        symlink=symlink,
         flags=tuple(flags),
     )
 
@@ -110,7 +114,8 @@ def _is_neutral(option: str) -> bool:
 
 
 def _known() -> str:
-    return ", ".join(["allow_other", "no_passthrough", *_FLAGS, *(f"{name}=" for name in _VALUES)])
+    switches = ["allow_other", "no_passthrough", "symlink"]
+    return ", ".join([*switches, *_FLAGS, *(f"{name}=" for name in _VALUES)])
 
 
 # Called by mount(8) -------------------------------------------------------------------------------

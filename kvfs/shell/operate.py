@@ -56,6 +56,9 @@ CONFIG_TEMPLATE = """\
 # allow_other = false
 # Let the kernel serve reads by itself, where it can.
 # passthrough = true
+# Show published files as symbolic links to their bytes in the store, where it can't. Read
+# docs/mount.md first.
+# symlink = false
 # read_ahead_kib = 1024
 """
 
@@ -79,6 +82,7 @@ def with_mount_options(config: Config, options: MountOptions) -> Config:
         config.mount,
         allow_other=config.mount.allow_other or options.allow_other,
         passthrough=config.mount.passthrough and options.passthrough,
+        symlink=config.mount.symlink or options.symlink,
         flags=options.flags,
     )
     return replace(config, mount=mount)

@@ -11,7 +11,8 @@ import pytest
 from kvfs import __version__, cli
 from kvfs.config import Share
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
-from kvfs.shell.operate import CONFIG_TEMPLATE, configure
+from kvfs.shell.mount8 import parse_options
+from kvfs.shell.operate import CONFIG_TEMPLATE, configure, with_mount_options
 
 
 def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -180,9 +181,25 @@ def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
     assert config.socket_mode == 0o600
 
 
+@pytest.mark.parametrize(
+    ("own", "options", "is_symlink"),
+    [("", "", False), ("", "symlink", True), ("symlink = true", "", True)],
+)
+def test_links_are_asked_for_by_file_or_option(
+    tmp_path: Path, own: str, options: str, is_symlink: bool
+) -> None:
+    (tmp_path / "kvfs.toml").write_text(f"[mount]\n{own}\n")
+    config = configure(None, [tmp_path], None, None)
+    assert with_mount_options(config, parse_options(options)).mount.symlink is is_symlink
+
+
 def _tables_last(keys: list[str]) -> list[str]:
     at = keys.index("[[store]]")
-    mount = [key for key in keys if key.startswith(("allow_other", "passthrough", "read_ahead"))]
+    mount = [
+        key
+        for key in keys
+        if key.startswith(("allow_other", "passthrough", "read_ahead", "symlink"))
+    ]
     store = [key for key in keys[at:] if key not in mount]
     return [*keys[:at], *store, "[mount]", *mount]
 

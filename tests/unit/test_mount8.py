@@ -32,7 +32,7 @@ def test_splitting(text: str, options: list[str]) -> None:
 
 def test_options_that_are_followed() -> None:
     text = "rw,allow_other,store=/b,store=/c,max_bytes=80%,tokenizer=/t,config=/f,noexec,ro"
-    text += ",no_passthrough"
+    text += ",no_passthrough,symlink"
     assert parse_options(text) == MountOptions(
         stores=(Path("/b"), Path("/c")),
         config=Path("/f"),
@@ -40,6 +40,7 @@ def test_options_that_are_followed() -> None:
         tokenizer=Path("/t"),
         allow_other=True,
         passthrough=False,
+        symlink=True,
         flags=("noexec", "ro"),
     )
 
@@ -61,7 +62,7 @@ def test_options_of_others_change_nothing() -> None:
     ("option", "said"),
     [
         ("max_read=4096", "kvfs has none such"),
-        ("uid=5", "allow_other, no_passthrough, ro,"),
+        ("uid=5", "allow_other, no_passthrough, symlink, ro,"),
         ("max_bytes=", "has no value"),
         ("max_bytes", "kvfs has none such"),
         ("remount", "unmount it and mount it again"),
