@@ -269,17 +269,15 @@ def _detach(mountpoint: Path) -> None:
     _unmount(mountpoint, lazy=True)
 
 
-def abort(mountpoint: Path) -> None:
-    """Let whatever waits for the mount at a place fail, since nobody will answer. Where neither
-    root nor the kernel's control files are at hand, it waits until the process has gone."""
-    entry = find_mount(mountpoint)
-    if entry is None:
-        return
+def abort(entry: MountEntry) -> None:
+    """Let whatever waits for a mount fail, since nobody will answer. Where neither root nor the
+    kernel's control files are at hand, it waits until the process has gone."""
     try:
         control = _CONNECTIONS / entry.device.rpartition(":")[2] / "abort"
         control.write_text("1", encoding="ascii")
     except OSError:
-        _umount2(entry.mountpoint, _MNT_FORCE | _MNT_DETACH)
+        if find_mount(entry.mountpoint) == entry:  # else it is detached, and the place another's
+            _umount2(entry.mountpoint, _MNT_FORCE | _MNT_DETACH)
 
 
 def _umount2(mountpoint: Path, flags: int) -> int:

@@ -171,12 +171,12 @@ async def serve_mount(
                     passthrough=config.mount.passthrough,
                     symlink=config.mount.symlink,
                 )
-                async with _mounted(operations, config, mountpoint):
+                async with _mounted(operations, config, mountpoint) as own:
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.describe
                     note = "; ".join(node.absent)
                     await _serve_requests(
-                        operations, config, mountpoint, signals, lambda: on_ready(note)
+                        operations, config, mountpoint, own, signals, lambda: on_ready(note)
                     )
         except OwnedElsewhere as error:
             raise _explain(error, config) from error
@@ -203,7 +203,10 @@ def _explain(error: OwnedElsewhere, config: Config) -> Unavailable:
 
 
 @asynccontextmanager
-async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> AsyncIterator[None]:
+async def _mounted(
+    operations: Operations, config: Config, mountpoint: Path
+) -> AsyncIterator[MountEntry | None]:
+    """A mount for the length of a `with` block, as the kernel lists it, if we can see that."""
     options = {"default_permissions", f"fsname={source_of(config.home)}", f"subtype={SUBTYPE}"}
     if config.mount.allow_other:
         options.add("allow_other")
@@ -216,7 +219,7 @@ async def _mounted(operations: Operations, config: Config, mountpoint: Path) -> 
     own: MountEntry | None = None
     try:
         own = find_mount(mountpoint)
-        yield
+        yield own
     finally:
         try:
             operations.files.close()
@@ -231,6 +234,7 @@ async def _serve_requests(
     operations: Operations,
     config: Config,
     mountpoint: Path,
+    own: MountEntry | None,
     signals: AsyncIterator[int],
     on_ready: Callable[[], None],
 ) -> None:
@@ -263,7 +267,8 @@ async def _serve_requests(
             await pyfuse3.main(min_tasks=_TASKS_IDLE, max_tasks=_TASKS_MAX)
         if requests.cancelled_caught:  # no answer will come, for which a notice may wait
             log.warning("requests that did not end within %g s are given up", MOUNT_STOP_DEADLINE_S)
-            abort(mountpoint)
+            if own is not None:
+                abort(own)
         nursery.cancel_scope.cancel()
 
 

@@ -54,6 +54,7 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
                 operations,  # type: ignore[arg-type]  # only what this function uses
                 config,
                 Path("/mnt"),
+                None,
                 signals(),
                 lambda: None,
             )
