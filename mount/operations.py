@@ -10,19 +10,18 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 import pyfuse3
 import trio
 
 from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES
-from kvfs.errors import KvfsError, NamespaceError
+from kvfs.errors import NamespaceError
 from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
 from kvfs.node import Node
+from mount.answers import request
 from mount.attributes import attributes
 from mount.directories import Listed, OpenDirectory
-from mount.errnos import errno_of
 from mount.freshness import Freshness
 from mount.handles import Opened, OpenFiles
 from mount.lingering import Lingering
@@ -34,9 +33,6 @@ from mount.view import VIEW_NAME, View
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _RENAME_MODES = {
     0: RenameMode.REPLACE,
     pyfuse3.RENAME_NOREPLACE: RenameMode.NO_REPLACE,
@@ -46,29 +42,6 @@ Context = pyfuse3.RequestContext
 
 _SWITCHED_OFF = "passthrough is switched off, by -o no_passthrough or in kvfs.toml"
 _VIEWED_AT_ONCE = 32  # names of `.kvfs` listed before everyone else has a turn: 5 ms
-
-
-def request(
-    handler: Callable[P, Coroutine[Any, Any, R]],
-) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Turn what a handler raises into the errno that its caller gets."""
-
-    @functools.wraps(handler)
-    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return await handler(*args, **kwargs)
-        except (KvfsError, OSError) as error:
-            code = errno_of(error)
-            if code == errno.EIO:
-                log.error("%s: %s", handler.__name__, error)
-            raise pyfuse3.FUSEError(code) from error
-        except pyfuse3.FUSEError:
-            raise
-        except Exception as error:  # one failed request must not end the mount
-            log.exception("%s failed", handler.__name__)
-            raise pyfuse3.FUSEError(errno.EIO) from error
-
-    return wrapped
 
 
 class Operations(pyfuse3.Operations):

@@ -127,7 +127,7 @@ def _mounted_at(session: Session, mountpoint: str | None) -> str:
 def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Who serves reads of the mount, and why not the kernel."""
     if mount is not None:
-        if mount["reads"] == "symlink":
+        if mount.get("reads") == "symlink":
             yield "reads", "by symbolic links to the blobs"
             return
         why_not = mount["why_not_passthrough"]
