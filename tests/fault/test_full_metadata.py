@@ -28,7 +28,7 @@ FILE = 0o100644
 
 @pytest.fixture(autouse=True)
 def _warnings(allow_warnings: list[str]) -> None:
-    allow_warnings += ["keep their room", "full"]
+    allow_warnings += ["keep their room", "full", "cannot be published"]
 
 
 class FullDisk:
@@ -213,7 +213,7 @@ async def test_a_full_disk_keeps_nobody_from_reading(
 ) -> None:
     async with a_node(tmp_path) as node:
         inode = await publish(node, b"a", b"bytes")
-        FullDisk(node, monkeypatch).refuse("touch")
+        FullDisk(node, monkeypatch).refuse("restamp")
         fd = await node.open_content(inode.ino)
         assert os.pread(fd, 100, 0) == b"bytes"
         os.close(fd)

@@ -45,7 +45,7 @@ def store_chunk(node: Node, number: int) -> bytes:
     content = Content(
         stage, digest, len(data), 0, path=chunk_path(NAMESPACE, key), chunk=chunk_info(header)
     )
-    node.publish([content])
+    node.publisher.publish([content])
     os.close(stage.fd)
     return key.encode()
 
