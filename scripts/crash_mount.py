@@ -44,7 +44,7 @@ from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import MountRig  # noqa: E402
 
 NAMES_PER_WRITER = 24
-SIZE_MAX = 1_200_000
+SIZE_MAX = 3_000_000  # above a megabyte the mount publishes what it wrote to, else a copy
 STARTING_SHARE = 0.1  # of the rounds: killed while it starts
 _HEAD = struct.Struct("<8s16sQQ")  # mark, name, version, bytes of the whole file
 _MARK = b"kvfscrsh"

@@ -638,13 +638,14 @@ class MetaSuite:
         found = meta.recover()
         assert found.dropped_inodes == 2
         assert sorted(found.intended) == [(digest(2), 1), (digest(3), 1)]
+        assert found.open_blobs == ((digest(2), 0),)
         assert [blob.digest for blob in found.doomed] == [digest(1)]
         assert [e.name for e in meta.entries(ROOT_INO, b"", 9)] == [b"d", b"kept", b"l"]
         assert (meta.inode(unpublished), meta.inode(orphan.inode.ino)) == (None, None)
         assert (meta.inode(link.ino), meta.inode(kept.inode.ino)) == (link, kept.inode)
         assert replace(meta.recover(), dropped_inodes=2) == found
         meta.bury([digest(1), digest(2), digest(3)])
-        assert meta.recover() == type(found)((), (), 0)
+        assert meta.recover() == type(found)((), (), (), 0)
         assert meta.usage() == Usage(4, 1, 102, (4096,))
 
     def test_publish_clears_intents(self, reopen: Callable[[], MetaEngine]) -> None:
@@ -652,6 +653,19 @@ class MetaSuite:
         meta.intend([(digest(1), 0), (digest(2), 0)])
         meta.publish([publication(1, b"f")], T0)
         assert reopen().recover().intended == ((digest(2), 0),)
+
+    def test_an_open_blob_stays_on_record(self, reopen: Callable[[], MetaEngine]) -> None:
+        meta = reopen()
+        opened = [publication(n, b"f%d" % n, is_open=True, directory=n % 2) for n in (1, 2, 3)]
+        meta.publish([*opened, publication(4, b"g")], T0)
+        meta.publish([publication(2, b"h")], T0)  # a file of its own, which nobody writes to
+        meta = reopen()
+        assert sorted(meta.recover().open_blobs) == [(digest(1), 1), (digest(3), 1)]
+        meta.bury([digest(1)])
+        assert meta.recover().open_blobs == ((digest(3), 1),)
+        meta.unlink(ROOT_INO, b"f3", T0)
+        assert meta.recover().open_blobs == ()
+        assert meta.sizes([b"f1", b"f2", b"f3"]) == [101, 102, None]
 
     def test_burying_a_doomed_blob_keeps_the_intent_of_its_next_copy(
         self, reopen: Callable[[], MetaEngine]
