@@ -64,16 +64,19 @@ class Publisher:
 
     def publish(self, contents: Sequence[Content]) -> list[Inode]:
         """Publish staged files, all in one transaction; descriptors stay open. Raises
-        `NamespaceError` and OSError; the stages are used up all the same."""
+        `NamespaceError`, `OutOfSpace` and OSError. The stages are used up then as well, unless
+        nothing had moved: who has but one may try again."""
         for content in contents:
             assert content.stage.is_open
         places: dict[bytes, int] = {}
         try:
             return self._publish(contents, places)
         except BaseException:
-            for content in contents:
-                self.drop_stage(content.stage)
-            self._displace(places)
+            if not all(content.stage.is_open for content in contents):
+                for content in contents:
+                    self.drop_stage(content.stage)
+            if places:
+                self._displace(places)
             raise
 
     def _publish(self, contents: Sequence[Content], places: dict[bytes, int]) -> list[Inode]:
