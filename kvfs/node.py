@@ -334,10 +334,11 @@ class Node:
         file; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
         directory = self.directories[stage.directory]
         assert directory is not None
-        own_fd = os.dup(stage.fd) if digest is None else -1
-        digest = await trio.to_thread.run_sync(
-            _prepare, directory, own_fd, digest, abandon_on_cancel=True
-        )
+        if digest is None or directory.lacks_leaf(digest):
+            own_fd = os.dup(stage.fd) if digest is None else -1
+            digest = await trio.to_thread.run_sync(
+                _prepare, directory, own_fd, digest, abandon_on_cancel=True
+            )
         size_bytes = os.fstat(stage.fd).st_size if writable_bytes is None else writable_bytes
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
