@@ -18,21 +18,19 @@ On file systems that keep time finely (from Linux 6.13 on), each write moves mti
 asked for it; on others this is not done. Nobody can map a file that is open for writing only.
 """
 
-import logging
+import errno
 import os
 from dataclasses import dataclass
 
 import trio
 
 from kvfs.config import MIB
-from kvfs.errors import OutOfSpace
+from kvfs.errors import NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes, copy_bytes, digest_file
 from mount.locks import Held
-
-log = logging.getLogger(__name__)
 
 _COPIED_BYTES_MAX = MIB
 _WATCH_S = 0.01  # in it a disk takes some 30 MiB
@@ -102,11 +100,12 @@ class ThroughFiles:
 
     async def publish(self, through: Through, ino: int) -> Inode | None:
         """Publish what a file holds, if that is new and the file has a name; the inode then.
-        Raises `OutOfSpace`, which only a close can tell of."""
+        Raises `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
         named = self._node.meta.inode(ino)
         if named is None or named.nlink == 0 or not through.is_changed:
             return None
         before, mtime_ns = through.mark(), through.mtime_ns
+        self._check_length(through.stage, before[0])
         published = None
         if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
             published = await self._publish_itself(through, before, ino, mtime_ns)
@@ -114,6 +113,13 @@ class ThroughFiles:
             published = await self._publish_copy(through.stage.fd, before[0], ino, mtime_ns)
         through.published = before
         return published
+
+    def _check_length(self, stage: Stage, size_bytes: int) -> None:
+        """Refuse what its directory could never hold, holes included, which a digest reads."""
+        fits_ever = self._node.space.fits_ever
+        if not fits_ever(stage.directory, size_bytes):
+            is_full = not fits_ever(stage.directory, allocated_bytes(os.fstat(stage.fd)))
+            raise NamespaceError(errno.ENOSPC if is_full else errno.EFBIG)
 
     async def _publish_itself(
         self, through: Through, before: Mark, ino: int, mtime_ns: int

@@ -24,7 +24,7 @@ def test_a_length_that_no_directory_holds_is_refused(start_mount) -> None:  # ty
     """Holes cost nothing to make, but a close() hashes them."""
     mount: MountProcess = start_mount(config="max_bytes = 67108864\n")
     path = mount.mountpoint / "sparse"
-    with open(path, "wb") as file:
+    with open(path, "w+b") as file:
         file.write(b"kept")
         file.flush()
         for size_bytes in (1 << 40, 1 << 62):

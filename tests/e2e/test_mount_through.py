@@ -255,6 +255,16 @@ def test_a_limit_is_kept_by_evicting_and_told_at_close(start_mount) -> None:  # 
     wait_until(lambda: allocated_bytes(mount.store) <= 64 * MIB)
 
 
+def test_a_length_that_no_directory_holds_is_told_at_close(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = start_mount(config="max_bytes = 67108864\n", allow="cannot be published")
+    fd = make(mount.mountpoint / "sparse", b"x")
+    os.pwrite(fd, b"x", 1 << 40)
+    with pytest.raises(OSError, match="File too large"):
+        os.close(fd)
+    wait_until(lambda: not (mount.mountpoint / "sparse").exists())
+    assert os.listdir(mount.store / "staging") == []
+
+
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_a_crash_while_a_published_file_is_open(start_mount, is_changed: bool) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
     """The writer outlives the node, and goes on writing into what was published."""
