@@ -71,6 +71,7 @@ SETTLED_S = 1.0  # a file that did not change for so long may be served by the k
 LINGER_S = 1.0  # how long a file outlives its last name, for who has just looked it up
 LINGERING_MAX = 4096  # such files
 SENT_BACK_MAX = 4096  # such opens
+THROUGH_ROOM_BYTES_MIN = CHUNK_BYTES_MAX  # with less room Python writes, and says when it is full
 STAGE_STEP_BYTES_MAX = 16 * MIB  # how far a growing file's room is reserved ahead
 LISTED_NAMES_MAX = 1_000_000  # of one open directory, for seekdir
 VIEW_CONTENT_BYTES_MAX = 16 * MIB  # what `.kvfs` keeps of the files that it shows

@@ -79,10 +79,11 @@ def access_of(flags: int) -> Access:
     return Access.READ if flags & os.O_ACCMODE == os.O_RDONLY else Access.WRITE
 
 
-def writes_direct(flags: int) -> bool:
+def writes_direct(flags: int, *, is_root: bool) -> bool:
     """Whether an open goes past the kernel's page cache, which spares a copy of all that is written
-    and costs who only writes nothing: such a file is neither read nor mapped."""
-    return DIRECT_WRITES_ARE_SEEN and flags & os.O_ACCMODE == os.O_WRONLY
+    and costs who only writes nothing: such a file is neither read nor mapped. Others than root lose
+    set-user-ID bits by writing, which the kernel sees to only where it caches."""
+    return DIRECT_WRITES_ARE_SEEN and is_root and flags & os.O_ACCMODE == os.O_WRONLY
 
 
 class OpenFiles:
@@ -128,7 +129,7 @@ class OpenFiles:
         return version is not None and version.writers > 0
 
     # Opening --------------------------------------------------------------------------------------
-    async def open(self, number: int, flags: int, thread: int) -> Opened:
+    async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:
         """Open a version; ESTALE sends the kernel to look the name up again."""
         access = access_of(flags)
         is_writer = access is not Access.READ
@@ -157,7 +158,7 @@ class OpenFiles:
             backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
             self._note_cached(version)
-        is_direct = is_writer and not backing_id and writes_direct(flags)
+        is_direct = is_writer and not backing_id and writes_direct(flags, is_root=is_root)
         fh = self._add(version, is_writer, is_direct)
         return Opened(fh, keep, is_writer, is_direct, backing_id)
 
@@ -188,7 +189,9 @@ class OpenFiles:
         """A thread looked a file up, perhaps because an open of it was sent back."""
         self._sent_back.note_found(thread, ino)
 
-    def create(self, make: Callable[[], Inode], flags: int) -> tuple[Opened, Inode]:
+    def create(
+        self, make: Callable[[], Inode], flags: int, *, is_root: bool
+    ) -> tuple[Opened, Inode]:
         """Make a file and open it for writing. Nothing is left when there is no room for it."""
         stage = self._node.stage()
         try:
@@ -201,7 +204,7 @@ class OpenFiles:
         version.is_dirty = True
         self._enter(version, is_writer=True)
         backing_id = self._back_new(version, flags)
-        is_direct = not backing_id and writes_direct(flags)
+        is_direct = not backing_id and writes_direct(flags, is_root=is_root)
         fh = self._add(version, is_writer=True, is_direct=is_direct)
         return Opened(fh, False, is_writer=True, is_direct=is_direct, backing_id=backing_id), inode
 

@@ -321,7 +321,7 @@ class Operations(pyfuse3.Operations):
     async def _open(self, number: int, flags: int, ctx: Context) -> Opened:
         if flags & os.O_TRUNC and ctx.uid != 0:
             self._drop_privileges(self.files.numbers.ino(number))
-        return await self.files.open(number, flags, ctx.pid)
+        return await self.files.open(number, flags, ctx.pid, is_root=ctx.uid == 0)
 
     def _drop_privileges(self, ino: int) -> None:
         """Who is not root changes a file's bytes; the kernel sees to it but for O_TRUNC."""
@@ -356,7 +356,9 @@ class Operations(pyfuse3.Operations):
         self, parent: int, name: bytes, mode: int, flags: int, ctx: Context
     ) -> tuple[Opened, Inode]:
         mode = stat.S_IFREG | stat.S_IMODE(mode)
-        return self.files.create(lambda: self._make(parent, name, mode, ctx), flags)
+        return self.files.create(
+            lambda: self._make(parent, name, mode, ctx), flags, is_root=ctx.uid == 0
+        )
 
     @request
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer, its types say bytes

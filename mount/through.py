@@ -3,7 +3,8 @@
 A file that is made, or emptied, by an open for writing only is served by the kernel from its stage
 (`mount.passthrough`). Its writes do not come here, so size and time are asked of the stage, room is
 reserved while it grows, and a close finds what to publish by comparing size and mtime with what it
-published last.
+published last. A file that finds no room is told so by close, so a store with little room does
+without.
 
 Who closes may have another descriptor (a shell's redirection has), and write after the close:
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.config import MIB
+from kvfs.config import MIB, THROUGH_ROOM_BYTES_MIN
 from kvfs.errors import NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
@@ -86,7 +87,12 @@ class ThroughFiles:
         self._wake = trio.Event()
 
     def may_begin(self, stage: Stage) -> bool:
-        """Whether writes to a new, empty stage can be told by its mtime."""
+        """Whether writes to a new, empty stage can be told by its mtime, and are not likely to be
+        more than there is room for: what Python writes is told so at the write."""
+        space = self._node.space
+        room_bytes = space.room_bytes(stage.directory) + space.evictable_bytes(stage.directory)
+        if room_bytes < THROUGH_ROOM_BYTES_MIN:
+            return False
         if stage.directory not in self._tells:
             self._tells[stage.directory] = _tells_writes(stage.fd)
         return self._tells[stage.directory]

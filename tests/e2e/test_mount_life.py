@@ -219,7 +219,8 @@ def test_sigterm_takes_the_mount_down_and_drops_what_is_half(where: Path, tmp_pa
     wait_until(lambda: is_gone(pid))
     assert not is_mounted(where)
     with pytest.raises(OSError, match="not connected"):
-        os.write(half, b"inning")
+        os.write(half, b"inning")  # which may still go into the file that the kernel had been given
+        os.fsync(half)
     with pytest.raises(OSError, match="not connected"):
         os.close(half)
     mount_at(where, tmp_path / "store")

@@ -23,7 +23,7 @@ SMALL = 50_000  # published as a copy
 
 @pytest.fixture
 def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a fixture's callable
-    mount: MountProcess = start_mount()
+    mount: MountProcess = start_mount(allow="cannot be published: File too large")
     with open(mount.mountpoint / "probe", "wb"):
         is_served_by_kernel = describe(mount)["open_in_passthrough"] == 1
     os.unlink(mount.mountpoint / "probe")
@@ -239,30 +239,35 @@ def test_times_are_those_of_the_writes(place: Path) -> None:
     assert os.stat(place / "a").st_mtime_ns > before
 
 
-def test_a_limit_is_kept_by_evicting_and_told_at_close(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
-    mount = start_mount(config="max_bytes = '64MiB'\nmin_free = 0\n", allow="cannot be published")
-    for number in range(12):
-        (mount.mountpoint / f"{number}").write_bytes(os.urandom(8 * MIB))
+def test_a_store_with_little_room_says_at_the_write_that_it_is_full(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = start_mount(config="max_bytes = '64MiB'\nmin_free = 0\n")
+    with open(mount.mountpoint / "huge", "wb", 0) as file:
+        with pytest.raises(OSError, check=lambda error: error.errno == errno.ENOSPC):
+            for _ in range(80):
+                file.write(os.urandom(MIB))
+        assert allocated_bytes(mount.store) <= 64 * MIB
+
+
+def test_a_limit_is_kept_by_evicting(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = start_mount(config="max_bytes = '1100MiB'\nmin_free = 0\n")
+    block = os.urandom(MIB)
+    for number in range(5):
+        with open(mount.mountpoint / f"{number}", "wb", 0) as file:
+            for part in range(300):
+                file.write(bytes((number, part % 256, part // 256)) + block[3:])
+        assert allocated_bytes(mount.store) <= 1100 * MIB
     names = os.listdir(mount.mountpoint)
-    assert "11" in names
-    assert len(names) < 9
-    assert allocated_bytes(mount.store) <= 64 * MIB
-    with pytest.raises(OSError) as caught, open(mount.mountpoint / "huge", "wb", 0) as file:
-        for _ in range(80):
-            file.write(os.urandom(MIB))
-    assert caught.value.errno == errno.ENOSPC
-    wait_until(lambda: not (mount.mountpoint / "huge").exists())
-    wait_until(lambda: allocated_bytes(mount.store) <= 64 * MIB)
+    assert "4" in names
+    assert "0" not in names
 
 
-def test_a_length_that_no_directory_holds_is_told_at_close(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
-    mount = start_mount(config="max_bytes = 67108864\n", allow="cannot be published")
-    fd = make(mount.mountpoint / "sparse", b"x")
-    os.pwrite(fd, b"x", 1 << 40)
+def test_a_length_that_no_directory_holds_is_told_at_close(mounted: MountProcess) -> None:
+    fd = make(mounted.mountpoint / "sparse", b"x")
+    os.pwrite(fd, b"x", 15 << 40)  # the largest file that ext4 takes is a little longer
     with pytest.raises(OSError, match="File too large"):
         os.close(fd)
-    wait_until(lambda: not (mount.mountpoint / "sparse").exists())
-    assert os.listdir(mount.store / "staging") == []
+    wait_until(lambda: not (mounted.mountpoint / "sparse").exists())
+    assert os.listdir(mounted.store / "staging") == []
 
 
 @pytest.mark.parametrize("is_changed", [True, False])

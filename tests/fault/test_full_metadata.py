@@ -179,7 +179,9 @@ async def test_a_file_that_nobody_published_goes_later(
         disk = FullDisk(node, monkeypatch)
         operations = Operations(node, View(node))
         opened, inode = operations.files.create(
-            lambda: node.meta.make(ROOT_INO, b"a", FILE, 0, 0, node.now_ns()), os.O_WRONLY
+            lambda: node.meta.make(ROOT_INO, b"a", FILE, 0, 0, node.now_ns()),
+            os.O_WRONLY,
+            is_root=True,
         )
         disk.refuse("publish", "intend", "unlink_all", "forget")
         with pytest.raises(OutOfSpace):

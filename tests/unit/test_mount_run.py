@@ -46,7 +46,10 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
         monkeypatch.setattr(pyfuse3, "main", answer_requests)
         monkeypatch.setattr(pyfuse3, "terminate", lambda: None)
         operations = SimpleNamespace(
-            freshness=Notices(), lingering=Lingering(), is_ready=trio.Event()
+            freshness=Notices(),
+            lingering=Lingering(),
+            files=SimpleNamespace(watch=trio.sleep_forever),
+            is_ready=trio.Event(),
         )
         config = Config((DirectoryConfig(Path("/store")),))
         with trio.fail_after(10 * MOUNT_STOP_DEADLINE_S):
