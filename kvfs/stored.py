@@ -1,6 +1,7 @@
 """What lies in a stored file, read through a descriptor: its digest, its chunk header; and what it
 takes on its disk."""
 
+import errno
 import os
 
 import xxhash
@@ -10,6 +11,7 @@ from kvfs.config import PAGE_BYTES
 from kvfs.errors import Corrupt
 
 _READ_BYTES = 4 * 1024 * 1024
+_NOT_IN_KERNEL = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of two disks
 
 
 def allocated_bytes(status: os.stat_result) -> int:
@@ -31,14 +33,29 @@ def digest_file(fd: int) -> bytes:
 
 
 def copy_bytes(source: int, target: int, size_bytes: int) -> None:
-    """Copy the start of one open file to that of another, in the kernel. May block. Raises
-    `Corrupt` when the file is shorter."""
+    """Copy the start of one open file to that of another, in the kernel where both lie on one file
+    system. May block. Raises `Corrupt` when the file is shorter."""
     done_bytes = 0
+    copy = _copy_in_kernel
     while done_bytes < size_bytes:
-        copied = os.copy_file_range(source, target, size_bytes - done_bytes, done_bytes, done_bytes)
+        try:
+            copied = copy(source, target, size_bytes - done_bytes, done_bytes)
+        except OSError as error:
+            if copy is _copy_by_hand or error.errno not in _NOT_IN_KERNEL:
+                raise
+            copy = _copy_by_hand
+            continue
         if copied == 0:
             raise Corrupt("blob", "ended while it was copied")
         done_bytes += copied
+
+
+def _copy_in_kernel(source: int, target: int, size_bytes: int, offset: int) -> int:
+    return os.copy_file_range(source, target, size_bytes, offset, offset)
+
+
+def _copy_by_hand(source: int, target: int, size_bytes: int, offset: int) -> int:
+    return os.pwrite(target, os.pread(source, min(size_bytes, _READ_BYTES), offset), offset)
 
 
 def read_header(fd: int, file_bytes: int) -> ChunkHeader:

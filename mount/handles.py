@@ -420,6 +420,8 @@ class OpenFiles:
     def close(self) -> None:
         """The mount has ended: drop what was not published and let everything go."""
         for handle in list(self._handles.values()):
+            # A writer may outlive the mount: what it wrote to stays on record as open.
+            handle.version.through = None
             self._leave(handle.version, handle.is_writer)
         self._handles.clear()
         self.backing.close()

@@ -21,15 +21,19 @@ LARGE = 3 * MIB  # published as it is
 SMALL = 50_000  # published as a copy
 
 
-@pytest.fixture
-def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a fixture's callable
-    mount: MountProcess = start_mount(allow="cannot be published: File too large")
+def require_through(mount: MountProcess) -> MountProcess:
+    """The mount, if the kernel serves its writes."""
     with open(mount.mountpoint / "probe", "wb"):
         is_served_by_kernel = describe(mount)["open_in_passthrough"] == 1
     os.unlink(mount.mountpoint / "probe")
     if not is_served_by_kernel:
         pytest.skip(f"no passthrough of writes here: {describe(mount)['why_not_passthrough']}")
     return mount
+
+
+@pytest.fixture
+def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a fixture's callable
+    return require_through(start_mount(allow="cannot be published: File too large"))
 
 
 @pytest.fixture
@@ -271,14 +275,15 @@ def test_a_length_that_no_directory_holds_is_told_at_close(mounted: MountProcess
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
-def test_a_crash_while_a_published_file_is_open(start_mount, is_changed: bool) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
-    """The writer outlives the node, and goes on writing into what was published."""
-    mount = start_mount()
+@pytest.mark.parametrize("end", [MountProcess.kill, MountProcess.stop])
+def test_a_writer_that_outlives_the_node(start_mount, end, is_changed: bool) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    """It may go on writing into what was published."""
+    mount = require_through(start_mount())
     data = os.urandom(LARGE)
     first = make(mount.mountpoint / "a", data)
     second = os.dup(first)
     os.close(first)
-    mount.kill()
+    end(mount)
     if is_changed:
         os.pwrite(second, b"changed", 0)
     allow = "written to after it was stored" if is_changed else None
