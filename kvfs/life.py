@@ -17,7 +17,7 @@ import trio
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
-from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
+from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
@@ -81,11 +81,15 @@ def recover(node: Node) -> None:
             path = directory.trash(digest)
             if path is not None:
                 os.unlink(path)
+    renewed = []
     for digest, index in left.open_blobs:
         directory = node.directories[index] if index < len(node.directories) else None
-        if directory is not None and not _renew(directory, digest):
+        if directory is None:
+            continue  # until its disk is back
+        if not _renew(directory, digest):
             node.quarantine(digest, "it was written to after it was stored, when its node had died")
-    node.meta.bury([digest for digest, _ in (*left.intended, *left.open_blobs)])
+        renewed.append(digest)
+    node.meta.bury([*(digest for digest, _ in left.intended), *renewed])
     node.reclaim.reap()
     staged = sum(d.purge_staging() for d in node.directories if d is not None)
     if left.dropped_inodes or staged or left.intended or left.doomed:
@@ -98,7 +102,7 @@ def recover(node: Node) -> None:
 
 def _renew(directory: BlobDirectory, digest: bytes) -> bool:
     """Put a copy in a blob's place, for somebody may still have the file open for writing; False
-    when the bytes are not those of the digest."""
+    when the bytes are not those of the digest, or cannot be copied."""
     try:
         source = directory.open_blob(digest)
     except FileNotFoundError:
@@ -108,6 +112,9 @@ def _renew(directory: BlobDirectory, digest: bytes) -> bool:
         try:
             copy_bytes(source, staged.fd, os.fstat(source).st_size)
             is_right = digest_file(staged.fd) == digest
+        except (OSError, Corrupt) as error:
+            log.warning("blob %s cannot be copied: %s", digest.hex(), error)
+            is_right = False
         finally:
             os.close(staged.fd)
         if is_right:

@@ -255,6 +255,21 @@ class Node:
             directory.quarantine(digest)
         self._lose(digest)
 
+    def withdraw(self, digest: bytes, fd: int) -> None:
+        """A file that was published as it is holds something else by now: if it still lies under
+        its digest, it goes, with the names that show it. Never raises."""
+        blob = self.meta.blobs([digest])[0]
+        directory = self.directories[blob.directory] if blob is not None else None
+        if blob is None or directory is None:
+            return
+        try:
+            if _is_file(directory.blob_path(digest), fd):
+                log.info("blob %s was written to after it was stored; withdrawn", digest.hex())
+                self.publisher.take_away(digest, blob.directory)
+                self._lose(digest)
+        except (KvfsError, OSError) as error:
+            log.warning("blob %s cannot be withdrawn: %s", digest.hex(), error)
+
     def _lose(self, digest: bytes) -> None:
         self._checks.forget(digest)
         lost = self.meta.lose(digest, self.now_ns())
@@ -305,6 +320,8 @@ class Node:
         extra = whole_pages(size_bytes) - stage.reserved_bytes
         if extra > 0:
             await self.reclaim.make_room(stage.directory, extra)
+            if not stage.is_open:
+                return  # it ended meanwhile
             stage.reserved_bytes += extra
             self.space.reserve(stage.directory, extra)
 
@@ -464,3 +481,11 @@ def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
             os.close(fd)
     directory.make_leaves([digest])
     return digest
+
+
+def _is_file(path: str, fd: int) -> bool:
+    """Whether a path is of an open file."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False

@@ -26,6 +26,11 @@ from kvfs.stored import allocated_bytes
 log = logging.getLogger(__name__)
 
 
+class InUse(Exception):
+    """A file that somebody can write to must not take the place of bytes that others' names have.
+    Nothing has moved; a copy of it may."""
+
+
 class Publisher:
     """Publications of one node. `next_stamp(count)` gives the newest of so many stamps in the order
     of use; `tell(published)` hears of each name that came and of what it replaced; `reap` removes
@@ -64,8 +69,8 @@ class Publisher:
 
     def publish(self, contents: Sequence[Content]) -> list[Inode]:
         """Publish staged files, all in one transaction; descriptors stay open. Raises
-        `NamespaceError`, `OutOfSpace` and OSError. The stages are used up then as well, unless
-        nothing had moved: who has but one may try again."""
+        `NamespaceError`, `OutOfSpace`, `InUse` and OSError. The stages are used up then as well,
+        unless nothing had moved: who has but one may try again."""
         for content in contents:
             assert content.stage.is_open
         places: dict[bytes, int] = {}
@@ -122,12 +127,15 @@ class Publisher:
                 continue
             if blob.size_bytes != content.size_bytes:  # not those bytes: no name may show them
                 raise NamespaceError(errno.EINVAL, content.path)
-            if not self._is_present(blob):
-                lost[content.digest] = blob
-            elif content.digest in self._open_blobs:
+            if content.digest in self._open_blobs:
                 open_blobs[content.digest] = blob
+            elif not self._is_present(blob):
+                lost[content.digest] = blob
             else:
                 places[content.digest] = blob.directory
+                continue
+            if content.is_writable:
+                raise InUse(content.digest)
         fresh = {}
         for content in contents:
             if content.digest not in places and content.digest not in fresh:
@@ -166,7 +174,7 @@ class Publisher:
         """The names of a blob live on by the copy that has just come into place."""
         self._meta.relocate(blob.digest, stage.directory, allocated_bytes(os.fstat(stage.fd)))
         if blob.directory != stage.directory:
-            self._take_away(blob.digest, blob.directory)
+            self.take_away(blob.digest, blob.directory)
 
     def _displace(self, places: dict[bytes, int]) -> None:
         """Nothing was published: take away the files that nothing points to, and the intents."""
@@ -177,10 +185,10 @@ class Publisher:
             if blob is None or blob.directory != index
         ]
         for digest in orphans:
-            self._take_away(digest, places[digest])
+            self.take_away(digest, places[digest])
         self._meta.bury(list(places))
 
-    def _take_away(self, digest: bytes, index: int) -> None:
+    def take_away(self, digest: bytes, index: int) -> None:
         """Remove what lies at a blob's place."""
         directory = self._directories[index]
         try:

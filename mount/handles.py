@@ -273,7 +273,8 @@ class OpenFiles:
         del self._versions[version.number]
         if version.stage is not None:
             self._cached.pop(version.number, None)
-            self._stages.drop(version)
+            others = any(other.ino == version.ino for other in self._versions.values())
+            self._stages.drop(version, is_only=not others)
         elif version.content is not None:
             version.content.retire()
         version.content = None
@@ -346,12 +347,17 @@ class OpenFiles:
         access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
         version, _ = self._decide(number, access, thread)
         self._enter(version, is_writer=True)
+        is_backed = version.through is not None  # so that it stays what it is until the end of this
+        if is_backed:
+            self.backing.enter(number, None)
         try:
             async with Held(version.lock):
                 await self._stages.truncate(version, size_bytes)
                 if version.writers == 1:
                     await self._publish(version)
         finally:
+            if is_backed:
+                self.backing.leave(number)
             self._leave(version, is_writer=True)
 
     def set_mtime(self, number: int, mtime_ns: int) -> None:

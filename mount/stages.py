@@ -111,7 +111,8 @@ class Stages:
         """Set a size. Growing makes a hole."""
         if version.through is not None:
             self._check_length(version.through.stage, size_bytes)
-            os.ftruncate(version.through.stage.fd, size_bytes)
+            # In a thread: it waits for a write that is under way.
+            await trio.to_thread.run_sync(os.ftruncate, version.through.stage.fd, size_bytes)
             return
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self._node.stage(), 0)
@@ -181,8 +182,9 @@ class Stages:
         version.digest = published.digest
         return True
 
-    def drop(self, version: Version) -> None:
-        """Give up what was not published. A file that never was has no bytes then, and goes."""
+    def drop(self, version: Version, *, is_only: bool) -> None:
+        """Give up what was not published. A file that never was has no bytes then, and goes, unless
+        another version of it is open."""
         stage, version.stage = version.stage, None
         assert stage is not None
         self._staged -= 1
@@ -191,7 +193,7 @@ class Stages:
         else:
             self._node.reclaim.close(stage.fd)
         inode = self._node.meta.inode(version.ino)
-        if inode is not None and inode.nlink and not inode.is_published:
+        if is_only and inode is not None and inode.nlink and not inode.is_published:
             log.info("inode %d was not published; its names are dropped", inode.ino)
             self._node.abandon(inode.ino)
 

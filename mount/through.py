@@ -20,18 +20,22 @@ asked for it; on others this is not done. Nobody can map a file that is open for
 """
 
 import errno
+import logging
 import os
 from dataclasses import dataclass
 
 import trio
 
 from kvfs.config import MIB, THROUGH_ROOM_BYTES_MIN
-from kvfs.errors import NamespaceError, OutOfSpace
+from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
+from kvfs.publish import InUse
 from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes, copy_bytes, digest_file
 from mount.locks import Held
+
+log = logging.getLogger(__name__)
 
 _COPIED_BYTES_MAX = MIB
 _WATCH_S = 0.01  # in it a disk takes some 30 MiB
@@ -55,6 +59,8 @@ class Through:
     published: Mark | None = None  # what it was when it was published
     is_mapped: bool = False  # perhaps, for writing
     set_mtime: tuple[int, Mark] | None = None  # by a person, when it was so
+    growth: Stage | None = None  # room for what comes after it was published as it is
+    counted_bytes: int = 0  # as what was published
 
     def mark(self) -> Mark:
         """Another whenever the bytes are."""
@@ -94,7 +100,10 @@ class ThroughFiles:
         if room_bytes < THROUGH_ROOM_BYTES_MIN:
             return False
         if stage.directory not in self._tells:
-            self._tells[stage.directory] = _tells_writes(stage.fd)
+            try:
+                self._tells[stage.directory] = _tells_writes(stage.fd)
+            except OSError:
+                return False  # a full disk, which Python's write tells
         return self._tells[stage.directory]
 
     def begin(self, stage: Stage, lock: trio.Lock) -> Through:
@@ -137,16 +146,23 @@ class ThroughFiles:
         digest = await trio.to_thread.run_sync(_digest_and_close, own_fd, abandon_on_cancel=True)
         if through.mark() != before:
             return None
-        self._growing.discard(through)
-        return await self._node.publish_stage(
-            stage, ino, mtime_ns, digest, writable_bytes=before[0]
-        )
+        try:
+            published = await self._node.publish_stage(
+                stage, ino, mtime_ns, digest, writable_bytes=before[0]
+            )
+        except InUse:
+            return None
+        # What it grows by from now on is nobody's yet.
+        through.growth = Stage(stage.directory, "", -1)
+        through.counted_bytes = allocated_bytes(os.fstat(stage.fd))
+        self._node.space.begin_stage(stage.directory)
+        return published
 
     async def _publish_copy(self, fd: int, size_bytes: int, ino: int, mtime_ns: int) -> Inode:
         copy = self._node.stage(size_bytes)
         try:
             await self._node.reserve(copy, size_bytes)
-            await trio.to_thread.run_sync(copy_bytes, fd, copy.fd, size_bytes)
+            await trio.to_thread.run_sync(_copy_when_written, fd, copy.fd, size_bytes)
             published = await self._node.publish_stage(copy, ino, mtime_ns)
         except BaseException:
             if copy.is_open:
@@ -167,9 +183,14 @@ class ThroughFiles:
     def settle(self, through: Through) -> None:
         """Nobody writes to the file any more. Its descriptor stays the version's."""
         self._growing.discard(through)
-        stage = through.stage
+        stage, growth = through.stage, through.growth
+        if growth is not None:
+            growth.is_open = False
+            self._node.space.end_stage(growth.directory, growth.reserved_bytes)
         if stage.adopted_as:
             self._node.open_blobs.end(stage.adopted_as)
+            if through.is_changed:
+                self._node.withdraw(stage.adopted_as, stage.fd)
         elif through.published is not None:
             self._node.publisher.drop_stage(stage)
 
@@ -181,19 +202,22 @@ class ThroughFiles:
                 for through in list(self._growing):
                     if not through.lock.locked():
                         async with Held(through.lock):
-                            await self._reserve_ahead(through.stage)
+                            await self._reserve_ahead(through)
                 await trio.sleep(_WATCH_S)
             self._wake = trio.Event()
 
-    async def _reserve_ahead(self, stage: Stage) -> None:
-        taken = allocated_bytes(os.fstat(stage.fd)) if stage.is_open else 0
-        if taken + _AHEAD_BYTES // 2 <= stage.reserved_bytes or taken <= _COPIED_BYTES_MAX:
+    async def _reserve_ahead(self, through: Through) -> None:
+        stage = through.growth or through.stage
+        taken = allocated_bytes(os.fstat(through.stage.fd)) - through.counted_bytes
+        if taken <= _COPIED_BYTES_MAX or taken + _AHEAD_BYTES // 2 <= stage.reserved_bytes:
             return
         for wanted in (taken + _AHEAD_BYTES, taken):
             try:
                 await self._node.reserve(stage, wanted)
             except OutOfSpace:
                 continue
+            except (KvfsError, OSError) as error:  # the close will tell
+                log.debug("no room was reserved: %s", error)
             return
 
 
@@ -207,8 +231,19 @@ def _tells_writes(fd: int) -> bool:
     return len(seen) == _PROBES
 
 
+def _wait_written(fd: int) -> None:
+    """Wait for writes that are under way: mtime moves when one begins."""
+    os.fchmod(fd, 0o600)  # what it is; but it takes the lock that a write has
+
+
+def _copy_when_written(source: int, target: int, size_bytes: int) -> None:
+    _wait_written(source)
+    copy_bytes(source, target, size_bytes)
+
+
 def _digest_and_close(fd: int) -> bytes:
     try:
+        _wait_written(fd)
         return digest_file(fd)
     finally:
         os.close(fd)

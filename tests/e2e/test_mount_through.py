@@ -120,6 +120,58 @@ def test_equal_bytes_are_not_taken_from_a_file_that_may_change(
     assert stored(mounted, b"b") == data
 
 
+def test_two_files_of_equal_bytes_that_both_may_change(mounted: MountProcess, place: Path) -> None:
+    data = os.urandom(LARGE)
+    names = ("a", "b", "c")
+    writers = [make(place / name, data) for name in names]
+    for fd in writers:
+        os.close(os.dup(fd))
+    os.pwrite(writers[1], b"changed", 0)
+    os.close(os.dup(writers[1]))
+    for fd in writers:
+        os.close(fd)
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    for name, wanted in zip(names, (data, b"changed" + data[7:], data), strict=True):
+        assert (place / name).read_bytes() == wanted
+        assert stored(mounted, name.encode()) == wanted
+    with Client(mounted.store) as client:
+        assert client.verify_all([name.encode() for name in names]) == [True] * 3
+
+
+def test_bytes_that_changed_after_their_name_went_are_given_to_nobody(
+    mounted: MountProcess, place: Path
+) -> None:
+    data = os.urandom(LARGE)
+    writer = make(place / "a", data)
+    os.close(os.dup(writer))
+    reader = os.open(place / "a", os.O_RDONLY)
+    os.unlink(place / "a")
+    os.pwrite(writer, b"changed", 0)
+    os.close(writer)
+    assert os.pread(reader, 7, 0) == b"changed"
+    (place / "b").write_bytes(data)
+    assert (place / "b").read_bytes() == data
+    os.close(reader)
+    wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
+    assert (place / "b").read_bytes() == data
+    assert stored(mounted, b"b") == data
+
+
+def test_what_grows_after_it_was_published_has_room_made_for_it(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = require_through(start_mount(config="max_bytes = '1200MiB'\nmin_free = 0\n"))
+    for number in range(10):
+        (mount.mountpoint / f"{number}").write_bytes(os.urandom(100 * MIB))
+    block = os.urandom(MIB)
+    fd = make(mount.mountpoint / "grows", b"x" * LARGE)
+    os.close(os.dup(fd))
+    for number in range(400):
+        os.write(fd, number.to_bytes(2, "big") + block[2:])
+    with Client(mount.store) as client:
+        wait_until(lambda: client.status()["counters"]["evicted_files"] >= 2)
+    os.close(fd)
+    assert (mount.mountpoint / "grows").stat().st_size == LARGE + 400 * MIB
+
+
 def test_a_file_that_changes_is_no_damage(mounted: MountProcess, place: Path) -> None:
     data = os.urandom(LARGE)
     first = make(place / "a", data)
