@@ -202,7 +202,8 @@ class ThroughFiles:
                 for through in list(self._growing):
                     if not through.lock.locked():
                         async with Held(through.lock):
-                            await self._reserve_ahead(through)
+                            if through in self._growing:  # it may have ended while others had turns
+                                await self._reserve_ahead(through)
                 await trio.sleep(_WATCH_S)
             self._wake = trio.Event()
 

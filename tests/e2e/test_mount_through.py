@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +171,26 @@ def test_what_grows_after_it_was_published_has_room_made_for_it(start_mount) -> 
         wait_until(lambda: client.status()["counters"]["evicted_files"] >= 2)
     os.close(fd)
     assert (mount.mountpoint / "grows").stat().st_size == LARGE + 400 * MIB
+
+
+def test_many_writers_at_once(mounted: MountProcess, place: Path) -> None:
+    """So many that some end while room is reserved for others."""
+
+    def write(first: int) -> None:
+        for number in range(first, first + 25):
+            with open(place / f"{number}", "wb", 0) as file:
+                for _ in range(4):
+                    file.write(number.to_bytes(2, "big") * (MIB // 2))
+
+    threads = [threading.Thread(target=write, args=(100 * n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    names = [name for name in os.listdir(place) if name != ".kvfs"]
+    assert len(names) == 150
+    for name in names:
+        assert (place / name).read_bytes() == int(name).to_bytes(2, "big") * (2 * MIB)
 
 
 def test_a_file_that_changes_is_no_damage(mounted: MountProcess, place: Path) -> None:
