@@ -22,6 +22,7 @@ asked for it; on others this is not done. Nobody can map a file that is open for
 import errno
 import logging
 import os
+import stat
 from dataclasses import dataclass
 
 import trio
@@ -234,7 +235,8 @@ def _tells_writes(fd: int) -> bool:
 
 def _wait_written(fd: int) -> None:
     """Wait for writes that are under way: mtime moves when one begins."""
-    os.fchmod(fd, 0o600)  # what it is; but it takes the lock that a write has
+    # Nothing is changed, but it takes the lock that a write has.
+    os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
 
 def _copy_when_written(source: int, target: int, size_bytes: int) -> None:
