@@ -60,6 +60,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
+            nursery.start_soon(_index_names, node)
             await nursery.start(serve_clients, node)
             log.info("serving %s", config.home)
             yield node
@@ -255,6 +256,15 @@ async def _sync_always(node: Node) -> None:
             log.warning("%s", error)
         while node.retry_orphans():
             await trio.lowlevel.checkpoint()
+
+
+async def _index_names(node: Node) -> None:
+    """Make look-ups fast, which are right without, in steps between everything else."""
+    try:
+        while node.meta.index_more():
+            await trio.sleep(0)
+    except Corrupt as error:
+        log.error("look-ups stay slow: %s", error)
 
 
 def _raise_descriptor_limit() -> None:

@@ -15,6 +15,7 @@ from kvfs.meta import records
 from kvfs.meta.contract import Blob, ChunkInfo, Inode, Publication
 from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
 from kvfs.meta.view import STATE_KEY, InodeCache, Tables, View
+from kvfs.names import CHUNK_SUFFIX
 
 
 def is_ranked(inode: Inode) -> bool:
@@ -41,6 +42,9 @@ class Batch(View):
         self.totals = totals or self.state()
         self._changed: dict[int, Inode | None] = {}  # as stored here; None: dropped
         self.moves_directories = False  # so that paths lead elsewhere
+        self.chunk_files: dict[
+            bytes, int
+        ] = {}  # key of a changed entry that may be one -> size field
         self._stamped: set[int] = set()  # newer in the table than anywhere else
 
     def find(self, ino: int) -> Inode | None:
@@ -151,12 +155,18 @@ class Batch(View):
     def remove_name(self, parent: int, name: bytes, ino: int) -> None:
         """Take a name away, both ways; link counts are the caller's."""
         self.moves_directories |= self.inode(ino).is_directory
-        self.txn.delete(pack_ordered(parent) + name, db=self.tables.dirent)
+        key = pack_ordered(parent) + name
+        self.txn.delete(key, db=self.tables.dirent)
+        if name.endswith(CHUNK_SUFFIX):
+            self.chunk_files[key] = 0
         self.txn.delete(records.name_key(ino, parent, name), db=self.tables.name)
 
     def _put_dirent(self, parent: int, name: bytes, inode: Inode) -> None:
         key = pack_ordered(parent) + name
-        self.txn.put(key, records.encode_dirent(inode), db=self.tables.dirent)
+        raw = records.encode_dirent(inode)
+        self.txn.put(key, raw, db=self.tables.dirent)
+        if name.endswith(CHUNK_SUFFIX):
+            self.chunk_files[key] = records.dirent_size_field(raw)
 
     # Blobs ---------------------------------------------------------------------------------------
     def ensure_blob(self, publication: Publication) -> None:

@@ -1,8 +1,8 @@
 """The embedded metadata engine: one LMDB database in the node's directory.
 
-The rules live beside it: `tree` (names), `content` (blobs and chunks), `view` and `batch` (reading
-and writing in one transaction), `records` (bytes). This module opens the database, runs the
-transactions, and has the look-ups that must be fast.
+The rules live beside it: `tree` (names), `content` (blobs and chunks), `lookups` (many paths at
+once), `view` and `batch` (reading and writing in one transaction), `records` (bytes). This module
+opens the database and runs the transactions.
 
 Durability. A transaction is not synced, and the map is not written through memory, so that a killed
 process loses nothing and can't corrupt anything: what was committed lies in the page cache. A crash
@@ -28,7 +28,6 @@ import lmdb
 
 from kvfs.config import (
     META_BYTES_MAX,
-    META_DIRECTORIES_CACHED_MAX,
     META_READERS_MAX,
     MIB,
     PAGE_BYTES,
@@ -53,6 +52,7 @@ from kvfs.meta.contract import (
     RenameMode,
     Usage,
 )
+from kvfs.meta.lookups import Lookups
 from kvfs.meta.records import State, pack_ordered
 from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, check_name
 from kvfs.names import ChunkKeys
@@ -79,8 +79,7 @@ class LmdbEngine:
         self._tables = tables
         self._cache = InodeCache()
         self.is_new = False  # made by this `open`
-        # Path of a directory -> where its entries begin; emptied when a directory moves or goes.
-        self._directories: dict[bytes, bytes] = {b"": pack_ordered(ROOT_INO)}
+        self._lookups = Lookups(self.usage().inodes)
 
     @classmethod
     def open(
@@ -170,8 +169,7 @@ class LmdbEngine:
         except lmdb.Error as error:
             raise _failure(error, self._directory) from error
         batch.committed()
-        if batch.moves_directories:
-            self._directories = {b"": pack_ordered(ROOT_INO)}
+        self._lookups.note(batch)
 
     # Reading -------------------------------------------------------------------------------------
     def inode(self, ino: int) -> Inode | None:
@@ -191,67 +189,20 @@ class LmdbEngine:
         cached = self._cache.get
         with self._reading() as view:
             find = view.find
-            return [cached(ino) or find(ino) for ino in self._dirents(view, paths)[::2]]
+            return [cached(ino) or find(ino) for ino in self._lookups.dirents(view, paths)[::2]]
 
     def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
         with self._reading() as view:
-            return [size - 1 if size else None for size in self._dirents(view, paths)[1::2]]
+            fields = self._lookups.dirents(view, paths)[1::2]
+        return [size - 1 if size else None for size in fields]
 
     def chunk_sizes(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
         with self._reading() as view:
-            known, root = self._directories.get, namespace.strip(b"/") + b"/"
-            missing: dict[bytes, bytes] = {}
-            get, nothing = view.txn.get, records.NO_DIRENT
-            found = []
-            for name in keys.file_names():
-                leaf = root + name[:2]
-                prefix = known(leaf) or missing.get(leaf)
-                if prefix is None:
-                    prefix = missing[leaf] = self._find_directory(view, leaf)
-                found.append(get(prefix + name, nothing))
-            return [size - 1 if size else None for size in records.unpack_dirents(found)[1::2]]
+            return self._lookups.chunk_sizes(view, namespace, keys)
 
-    def _dirents(self, view: View, paths: Sequence[bytes]) -> tuple[int, ...]:
-        """The directory entries of paths from the root: number and size field of each in turn.
-
-        Slashes at either end count for nothing. Plain loops, since an engine waits for this.
-        """
-        known = self._directories.get
-        found: dict[bytes, bytes] = {}  # also what is missing: a new model's, a thousand times
-        keys = []
-        for path in paths:
-            head, _, name = path.rpartition(b"/")
-            if not name:
-                head, _, name = path.rstrip(b"/").rpartition(b"/")
-            prefix = known(head) or found.get(head)
-            if prefix is None:
-                prefix = found[head] = self._find_directory(view, head)
-            keys.append(prefix + name if name else records.ROOT_DIRENT_KEY)
-        get, nothing = view.txn.get, records.NO_DIRENT
-        return records.unpack_dirents([get(key, nothing) for key in keys])
-
-    def _find_directory(self, view: View, path: bytes) -> bytes:
-        """Where the entries of a directory begin; from what is known already, if it can be."""
-        directories = self._directories
-        if len(directories) >= META_DIRECTORIES_CACHED_MAX:
-            directories = self._directories = {b"": pack_ordered(ROOT_INO)}
-        missing = []
-        while path not in directories:
-            missing.append(path)
-            path = path.rpartition(b"/")[0].rstrip(b"/")  # a run of slashes is one step
-        prefix = directories[path]
-        for path in reversed(missing):
-            name = path.rpartition(b"/")[2]
-            if name:
-                raw = view.txn.get(prefix + name)
-                if raw is None:
-                    return records.NO_DIRECTORY
-                inode = view.inode(records.dirent_ino(raw))
-                if not inode.is_directory:
-                    return records.NO_DIRECTORY  # not remembered: a directory may take the name
-                prefix = records.entries_prefix(raw)
-            directories[path] = prefix
-        return prefix
+    def index_more(self) -> bool:
+        with self._reading() as view:
+            return self._lookups.index_more(view)
 
     def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
         prefix = pack_ordered(parent)

@@ -109,6 +109,11 @@ def dirent_ino(raw: bytes) -> int:
     return int.from_bytes(raw[:8], "little")
 
 
+def dirent_size_field(raw: bytes) -> int:
+    """Size plus one of the published file that a packed directory entry names, else 0."""
+    return int.from_bytes(raw[8:], "little")
+
+
 def entries_prefix(raw: bytes) -> bytes:
     """Where the entries begin of the directory that a packed directory entry names."""
     return raw[7::-1]

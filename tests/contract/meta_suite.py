@@ -202,7 +202,10 @@ class MetaSuite:
             assert [inode is not None for inode in meta.resolve(paths)] == [True, False]
             assert meta.resolve([run])[0] == meta.inode(ROOT_INO)
 
-    def test_chunk_sizes_are_those_of_their_paths(self, meta: MetaEngine) -> None:
+    @pytest.mark.parametrize("is_indexed", [False, True])
+    def test_chunk_sizes_are_those_of_their_paths(self, meta: MetaEngine, is_indexed: bool) -> None:
+        while is_indexed and meta.index_more():
+            pass
         hashes = [bytes([n]) * 2 for n in (1, 2, 17)]
         keys = ChunkKeys(b"".join(hashes), 2, ((0, 0), (1, 10)))
         paths = [
@@ -216,6 +219,29 @@ class MetaSuite:
         assert meta.chunk_sizes(b"kv/other@f", keys) == [None] * 6
         assert meta.chunk_sizes(b"", keys) == [None] * 6
         assert meta.chunk_sizes(b"kv/m@f", ChunkKeys(b"", 2, keys.parts)) == []
+        assert meta.chunk_sizes(b"kv/m@f", ChunkKeys(b"ab", 2, ())) == []
+
+    def test_thousands_of_chunks_are_indexed_while_they_change(self, meta: MetaEngine) -> None:
+        hashes = [n.to_bytes(2, "big") * 16 for n in range(3000)]
+        paths = [chunk_path(b"kv/m@f", chunk_key(block_hash, 0, 0)) for block_hash in hashes]
+        keys = ChunkKeys(b"".join(hashes), 32, ((0, 0),))
+        meta.publish([publication(n % 200, path) for n, path in enumerate(paths[:2000])], T0)
+        assert meta.index_more()
+        meta.publish([publication(n % 200, path) for n, path in enumerate(paths[2000:])], T0)
+        for n in range(0, 3000, 3):
+            directory = meta.resolve([paths[n].rpartition(b"/")[0]])[0]
+            assert directory is not None
+            meta.unlink(directory.ino, paths[n].rpartition(b"/")[2], T0)
+        sizes = [None if n % 3 == 0 else 100 + n % 200 for n in range(3000)]
+        assert meta.chunk_sizes(b"kv/m@f", keys) == sizes
+        while meta.index_more():
+            pass
+        assert meta.chunk_sizes(b"kv/m@f", keys) == sizes
+        kv = meta.resolve([b"kv"])[0]
+        assert kv is not None
+        meta.rename(kv.ino, b"m@f", kv.ino, b"m@g", T0)
+        assert meta.chunk_sizes(b"kv/m@f", keys) == [None] * 3000
+        assert meta.chunk_sizes(b"kv/m@g", keys) == sizes
 
     def test_entries_resume(self, meta: MetaEngine) -> None:
         names = [b"%02d" % n for n in range(20)]

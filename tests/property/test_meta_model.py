@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,8 +23,11 @@ from kvfs.errors import NamespaceError
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Publication, Published, RenameMode
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.meta.view import View
+from kvfs.names import ChunkKeys
 
-NAMES = st.sampled_from([b"a", b"b", b"c", b"d" * 255])
+LEAF, CHUNK = b"aa", b"aaaa-g0-s0.safetensors"
+CHUNK_KEYS = ChunkKeys(b"\xaa\xaa", 2, ((0, 0),))
+NAMES = st.sampled_from([LEAF, CHUNK, b"b", b"d" * 255])
 PICKS = st.integers(0, 1023)  # which of those that fit, and one time in 16 any or none
 ODD = st.sampled_from([False] * 7 + [True])  # whether to ask for what must be refused
 DIGESTS = st.integers(1, 5)
@@ -109,11 +113,11 @@ class MetaMachine(RuleBasedStateMachine):
         self.model = Model({ROOT_INO: Node(stat.S_IFDIR, {})})
         self.clock_ns = 1000
         # Something to begin with, so that fewer steps are refused.
-        outer = self._make(ROOT_INO, b"a", stat.S_IFDIR)
+        outer = self._make(ROOT_INO, LEAF, stat.S_IFDIR)
         inner = self._make(outer, b"b", stat.S_IFDIR)
-        self._make(inner, b"a", stat.S_IFREG)
-        self._publish_path([b"a"], b"c", 1, chunked=True)
-        self._publish_path([], b"c", 2, chunked=False)
+        self._make(inner, LEAF, stat.S_IFREG)
+        self._publish_path([LEAF], CHUNK, 1, chunked=True)
+        self._publish_path([], CHUNK, 2, chunked=False)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -447,6 +451,11 @@ class MetaMachine(RuleBasedStateMachine):
 
         self.both(lambda: self.engine.set_pinned(what, pinned), modelled)
 
+    @rule()
+    def index_more(self) -> None:
+        with patch("kvfs.meta.lookups.CHUNK_INDEX_STEP", 2):
+            self.engine.index_more()
+
     # What must agree -----------------------------------------------------------------------------
     @invariant()
     def names_agree(self) -> None:
@@ -468,6 +477,17 @@ class MetaMachine(RuleBasedStateMachine):
             assert [i and i.ino for i in self.engine.resolve(paths)] == [ino] * len(paths)
             size = int(node.digest[0]) if node.digest else None
             assert self.engine.sizes(paths) == [size] * len(paths)
+
+    @invariant()
+    def chunk_sizes_agree(self) -> None:
+        for ino, node in self.model.nodes.items():
+            if node.names is not None:
+                [path] = self.engine.paths_of(ino)
+                leaf = self.model.nodes.get(node.names.get(LEAF, 0))
+                names = (leaf.names if leaf is not None else None) or {}
+                found = self.model.nodes.get(names.get(CHUNK, 0))
+                size = int(found.digest[0]) if found is not None and found.digest else None
+                assert self.engine.chunk_sizes(path, CHUNK_KEYS) == [size]
 
     @invariant()
     def blobs_agree(self) -> None:

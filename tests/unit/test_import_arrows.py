@@ -24,6 +24,7 @@ PURE = {
     "kvfs.stage",
     "kvfs.meta.contract",
     "kvfs.meta.records",
+    "kvfs.meta.chunk_index",
     "mount.states",
     "mount.numbers",
     "mount.directories",
