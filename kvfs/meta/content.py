@@ -51,7 +51,7 @@ def _publish(
         published = _publish_path(batch, publication, directories, used_ns, now_ns)
     batch.clear_intents(publication.digest)
     if publication.is_open:
-        intend(batch, publication.digest, publication.directory)
+        intend(batch, [(publication.digest, publication.directory)])
     if publication.chunk is not None and published.inode.nlink:
         batch.put_chunk(published.inode.ino, publication.chunk)
     return published
@@ -109,10 +109,11 @@ def _publish_path(
     return Published(inode, directory.ino, name, replaced)
 
 
-def intend(batch: Batch, digest: bytes, directory: int) -> None:
-    """Note that a digest's file is about to be put in place."""
-    check_digest(digest)
-    batch.txn.put(records.intent_key(digest, directory), b"", db=batch.tables.intent)
+def intend(batch: Batch, blobs: Iterable[tuple[bytes, int]]) -> None:
+    """As `MetaEngine.intend`."""
+    for digest, directory in blobs:
+        check_digest(digest)
+        batch.txn.put(records.intent_key(digest, directory), b"", db=batch.tables.intent)
 
 
 def relocate(batch: Batch, digest: bytes, directory: int, allocated_bytes: int) -> None:
@@ -139,6 +140,18 @@ def set_chunk(batch: Batch, ino: int, info: ChunkInfo) -> None:
     if not inode.is_published:
         raise NamespaceError(errno.EINVAL)
     batch.put_chunk(ino, info)
+
+
+def set_pinned(batch: Batch, ino: int, pinned: bool) -> Inode:
+    """As `MetaEngine.set_pinned`."""
+    inode = batch.inode(ino)
+    return batch.store(replace(inode, pinned=pinned), inode)
+
+
+def restamp(batch: Batch, stamps: Iterable[tuple[int, int]]) -> None:
+    """As `MetaEngine.restamp`."""
+    for ino, used_ns in stamps:
+        batch.stamp(ino, used_ns)
 
 
 def lose(batch: Batch, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:

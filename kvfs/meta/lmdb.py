@@ -1,8 +1,7 @@
 """The embedded metadata engine: one LMDB database in the node's directory.
 
-The rules live beside it: `tree` (names), `content` (blobs and chunks), `lookups` (many paths at
-once), `view` and `batch` (reading and writing in one transaction), `records` (bytes). This module
-opens the database and runs the transactions.
+`engine` has the methods of the contract; this module opens the database, runs the transactions, and
+says what is wrong with either.
 
 Durability. A transaction is not synced, and the map is not written through memory, so that a killed
 process loses nothing and can't corrupt anything: what was committed lies in the page cache. A crash
@@ -17,12 +16,11 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from heapq import merge
-from itertools import islice
+from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import lmdb
 
@@ -33,34 +31,19 @@ from kvfs.config import (
     PAGE_BYTES,
 )
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
-from kvfs.meta import content, records, tree
+from kvfs.meta import records
 from kvfs.meta.batch import Batch
-from kvfs.meta.contract import (
-    ROOT_INO,
-    Blob,
-    Candidate,
-    Changes,
-    ChunkEntry,
-    ChunkInfo,
-    Entry,
-    HeldPath,
-    Inode,
-    Publication,
-    Published,
-    Recovery,
-    Renamed,
-    RenameMode,
-    Usage,
-)
+from kvfs.meta.contract import ROOT_INO, Inode
+from kvfs.meta.engine import TableEngine
 from kvfs.meta.lookups import Lookups
-from kvfs.meta.records import State, pack_ordered
-from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View, check_name
-from kvfs.names import ChunkKeys
+from kvfs.meta.records import State
+from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
 _COMMIT_BYTES = MIB  # what a transaction may write: with less room left, room is what it lacked
 log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 _LOCK_BYTES = 2 * PAGE_BYTES
 DISTRUST_MARK = "distrusted"  # in the database's directory, once a damaged page was met
@@ -70,7 +53,7 @@ _DAMAGE_READ = (*_DAMAGE, lmdb.BadTxnError)
 _NO_ROOM = "the disk has no room for metadata: free some, or raise min_free"
 
 
-class LmdbEngine:
+class LmdbEngine(TableEngine):
     """`MetaEngine` on LMDB; see there for what each method promises."""
 
     def __init__(self, env: lmdb.Environment, tables: Tables, directory: Path) -> None:
@@ -157,12 +140,11 @@ class LmdbEngine:
         except _DAMAGE_READ as error:
             raise _distrust(self._directory, error) from error
 
-    @contextmanager
-    def _writing(self) -> Iterator[Batch]:
+    def _write(self, change: Callable[[Batch], _Result]) -> _Result:
         try:
             with self._env.begin(write=True) as txn:
                 batch = Batch(txn, self._tables, self._cache)
-                yield batch
+                result = change(batch)
                 batch.finish()
         except _DAMAGE as error:
             raise _distrust(self._directory, error) from error
@@ -170,231 +152,7 @@ class LmdbEngine:
             raise _failure(error, self._directory) from error
         batch.committed()
         self._lookups.note(batch)
-
-    # Reading -------------------------------------------------------------------------------------
-    def inode(self, ino: int) -> Inode | None:
-        cached = self._cache.get(ino)
-        if cached is not None:
-            return cached
-        with self._reading() as view:
-            return view.find(ino)
-
-    def lookup(self, parent: int, name: bytes) -> Inode | None:
-        check_name(name)
-        with self._reading() as view:
-            view.directory(parent)
-            return view.entry(parent, name)
-
-    def resolve(self, paths: Sequence[bytes]) -> list[Inode | None]:
-        cached = self._cache.get
-        with self._reading() as view:
-            find = view.find
-            return [cached(ino) or find(ino) for ino in self._lookups.dirents(view, paths)[::2]]
-
-    def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
-        with self._reading() as view:
-            fields = self._lookups.dirents(view, paths)[1::2]
-        return [size - 1 if size else None for size in fields]
-
-    def chunk_sizes(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
-        with self._reading() as view:
-            return self._lookups.chunk_sizes(view, namespace, keys)
-
-    def index_more(self) -> bool:
-        with self._reading() as view:
-            return self._lookups.index_more(view)
-
-    def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
-        prefix = pack_ordered(parent)
-        with self._reading() as view:
-            view.directory(parent)
-            keys = view.keys(self._tables.dirent, prefix, after)
-            found: list[Entry] = []
-            for key in islice(keys, limit):
-                name = key[len(prefix) :]
-                inode = view.entry(parent, name)
-                assert inode is not None
-                found.append(Entry(name, inode))
-            return found
-
-    def parent_of(self, ino: int) -> int:
-        with self._reading() as view:
-            view.directory(ino)
-            parent = view.first_parent(ino)
-            assert parent is not None
-            return parent
-
-    def paths_of(self, ino: int) -> list[bytes]:
-        with self._reading() as view:
-            if ino == ROOT_INO:
-                return [b""]
-            return [_path(view, parent, name) for parent, name in view.names(ino)]
-
-    def names_of(self, ino: int) -> list[tuple[int, bytes]]:
-        with self._reading() as view:
-            return view.names(ino)
-
-    # Names ---------------------------------------------------------------------------------------
-    def make(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, now_ns: int, *,
-        rdev: int = 0, target: bytes = b"",
-    ) -> Inode:  # fmt: skip
-        with self._writing() as batch:
-            return tree.make(batch, parent, name, mode, uid, gid, now_ns, rdev, target)
-
-    def make_directories(self, path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Inode:
-        names = tree.split_path(path)
-        with self._writing() as batch:
-            return tree.make_directories(batch, names, mode, uid, gid, now_ns)
-
-    def link(self, ino: int, parent: int, name: bytes, now_ns: int) -> Inode:
-        with self._writing() as batch:
-            return tree.link(batch, ino, parent, name, now_ns)
-
-    def unlink(self, parent: int, name: bytes, now_ns: int) -> Inode:
-        with self._writing() as batch:
-            return tree.unlink(batch, parent, name, now_ns)
-
-    def unlink_all(self, inos: Sequence[int], now_ns: int) -> list[tuple[int, bytes, Inode]]:
-        gone: list[tuple[int, bytes, Inode]] = []
-        with self._writing() as batch:
-            for ino in inos:
-                inode = batch.find(ino)
-                if inode is not None and not inode.is_directory:
-                    gone += tree.unlink_all(batch, inode, now_ns)
-        return gone
-
-    def rmdir(self, parent: int, name: bytes, now_ns: int) -> Inode:
-        with self._writing() as batch:
-            return tree.rmdir(batch, parent, name, now_ns)
-
-    def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, now_ns: int,
-        mode: RenameMode = RenameMode.REPLACE,
-    ) -> Renamed:  # fmt: skip
-        with self._writing() as batch:
-            return tree.rename(batch, parent, name, new_parent, new_name, now_ns, mode)
-
-    def set_attributes(self, ino: int, changes: Changes, now_ns: int) -> Inode:
-        with self._writing() as batch:
-            return tree.set_attributes(batch, ino, changes, now_ns)
-
-    # Content -------------------------------------------------------------------------------------
-    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
-        with self._reading() as view:
-            found = [view.blob(digest) for digest in digests]
-        return [blob if blob is not None and blob.references else None for blob in found]
-
-    def held_paths(
-        self, digest: bytes, after: tuple[int, int, bytes], limit: int
-    ) -> list[HeldPath]:
-        with self._reading() as view:
-            return [
-                HeldPath(ino, parent, name, _path(view, parent, name))
-                for ino, parent, name in islice(view.held_names(digest, after), limit)
-            ]
-
-    def intend(self, blobs: Sequence[tuple[bytes, int]]) -> None:
-        with self._writing() as batch:
-            for digest, directory in blobs:
-                content.intend(batch, digest, directory)
-
-    def publish(self, publications: Sequence[Publication], now_ns: int) -> list[Published]:
-        with self._writing() as batch:
-            return content.publish(batch, publications, now_ns)
-
-    def relocate(self, digest: bytes, directory: int, allocated_bytes: int) -> None:
-        with self._writing() as batch:
-            content.relocate(batch, digest, directory, allocated_bytes)
-
-    def forget(self, inos: Sequence[int]) -> None:
-        with self._writing() as batch:
-            content.forget(batch, inos)
-
-    def doomed(self, limit: int) -> list[Blob]:
-        with self._reading() as view:
-            return content.doomed(view, limit)
-
-    def bury(self, digests: Sequence[bytes]) -> None:
-        with self._writing() as batch:
-            content.bury(batch, digests)
-
-    def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
-        with self._writing() as batch:
-            return content.lose(batch, digest, now_ns)
-
-    def recover(self) -> Recovery:
-        with self._writing() as batch:
-            return content.recover(batch)
-
-    # Chunks --------------------------------------------------------------------------------------
-    def set_chunk(self, ino: int, info: ChunkInfo) -> None:
-        with self._writing() as batch:
-            content.set_chunk(batch, ino, info)
-
-    def drop_chunk(self, ino: int) -> None:
-        with self._writing() as batch:
-            batch.drop_chunk(ino)
-
-    def chunk(self, ino: int) -> ChunkInfo | None:
-        with self._reading() as view:
-            record = view.chunk(ino)
-        return None if record is None else record.info
-
-    def children(self, namespace: int, parent: bytes, after: int, limit: int) -> list[ChunkEntry]:
-        with self._reading() as view:
-            found = []
-            for ino in islice(view.child_inos(namespace, parent, after), limit):
-                record = view.chunk(ino)
-                assert record is not None
-                found.append(ChunkEntry(record.info, view.inode(ino)))
-            return found
-
-    # Use and eviction ----------------------------------------------------------------------------
-    def restamp(self, stamps: Sequence[tuple[int, int]]) -> None:
-        with self._writing() as batch:
-            for ino, used_ns in stamps:
-                batch.stamp(ino, used_ns)
-
-    def set_pinned(self, ino: int, pinned: bool) -> Inode:
-        with self._writing() as batch:
-            inode = batch.inode(ino)
-            return batch.store(replace(inode, pinned=pinned), inode)
-
-    def coldest(
-        self, limit: int, after: tuple[int, int] = (0, 0), directory: int | None = None
-    ) -> list[Candidate]:
-        with self._reading() as view:
-            directories = (
-                range(len(view.state().allocated_bytes)) if directory is None else (directory,)
-            )
-            order = merge(*(view.ranked(index, after) for index in directories))
-            return [view.candidate(ino) for _, ino in islice(order, limit)]
-
-    def continuations(self, ino: int, after: int, limit: int) -> list[Candidate]:
-        with self._reading() as view:
-            record = view.chunk(ino)
-            if record is None:
-                return []
-            found: list[Candidate] = []
-            for child in view.child_inos(record.namespace, record.info.key, after):
-                if len(found) >= limit:
-                    break
-                child_record = view.chunk(child)
-                assert child_record is not None
-                if child_record.info.token_start > record.info.token_start:
-                    found.append(view.candidate(child))
-            return found
-
-    def newest_used_ns(self) -> int:
-        with self._reading() as view:
-            directories = range(len(view.state().allocated_bytes))
-            return max((view.newest_used_ns(index) for index in directories), default=0)
-
-    def usage(self) -> Usage:
-        with self._reading() as view:
-            state = view.state()
-        return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
+        return result
 
 
 def _take_lock_room(file: Path) -> None:
@@ -486,12 +244,3 @@ def _lay_out(
     batch.store(root, None)
     txn.put(records.ROOT_DIRENT_KEY, records.encode_dirent(root), db=tables.dirent)
     batch.finish()
-
-
-def _path(view: View, parent: int, name: bytes) -> bytes:
-    """The path of a name from the root."""
-    parts = [name]
-    while parent != ROOT_INO:
-        [(parent, name)] = view.names(parent)
-        parts.append(name)
-    return b"/".join(reversed(parts))

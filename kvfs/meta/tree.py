@@ -6,7 +6,7 @@ transaction is aborted by the error.
 
 import errno
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from kvfs.config import PATH_BYTES_MAX
@@ -150,6 +150,16 @@ def unlink(batch: Batch, parent: int, name: bytes, now_ns: int) -> Inode:
     after = release_name(batch, parent, name, inode, now_ns)
     change_directory(batch, directory, now_ns)
     return after
+
+
+def unlink_files(batch: Batch, inos: Iterable[int], now_ns: int) -> list[tuple[int, bytes, Inode]]:
+    """As `MetaEngine.unlink_all`."""
+    gone: list[tuple[int, bytes, Inode]] = []
+    for ino in inos:
+        inode = batch.find(ino)
+        if inode is not None and not inode.is_directory:
+            gone += unlink_all(batch, inode, now_ns)
+    return gone
 
 
 def unlink_all(batch: Batch, inode: Inode, now_ns: int) -> list[tuple[int, bytes, Inode]]:
