@@ -37,6 +37,17 @@ META_SYNC_INTERVAL_S = 2.0
 CHUNK_INDEX_ROWS_MIN = 16_384  # of 24 bytes; it grows to 40 bytes a chunk file and more
 CHUNK_INDEX_STEP = 1000  # directory entries read in one go when a node starts: 3 ms
 CHUNK_INDEX_WAITING_MAX = 1000  # changes of which it does not know yet
+
+# A cluster's names, on a server.
+CLUSTER_DEADLINE_S = 0.5  # for each word of the server
+CLUSTER_PAGE_MEMBERS = 1000  # names read in one go
+CLUSTER_RECORDS_CACHED_MAX = 262_144  # about 100 MiB
+CLUSTER_GROUPS_CACHED_MAX = 65_536
+CLUSTER_CONFLICTS_MAX = 64  # tries of one change, while others change the same names
+CLUSTER_WAIT_S = 0.002  # at most, between two of them
+CLUSTER_FEED_ENTRIES = 65_536  # a node that was away for longer forgets all that it knew
+CLUSTER_NEWS_ENTRIES = 512  # heard in one go
+
 QUARANTINE_FILES_MAX = 64
 QUARANTINE_BYTES_MAX = GIB
 EVICTION_QUESTIONS_MAX = 1024  # about files, in one decision: milliseconds

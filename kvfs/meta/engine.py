@@ -72,7 +72,9 @@ class TableEngine(ABC):
         cached = self._cache.get
         with self._reading() as view:
             find = view.find
-            return [cached(ino) or find(ino) for ino in self._lookups.dirents(view, paths)[::2]]
+            inos = self._lookups.dirents(view, paths)[::2]
+            view.read_inodes_ahead(ino for ino in inos if cached(ino) is None)
+            return [cached(ino) or find(ino) for ino in inos]
 
     def sizes(self, paths: Sequence[bytes]) -> list[int | None]:
         with self._reading() as view:
@@ -91,10 +93,12 @@ class TableEngine(ABC):
         prefix = pack_ordered(parent)
         with self._reading() as view:
             view.directory(parent)
-            keys = view.keys(view.tables.dirent, prefix, after)
+            keys = list(islice(view.keys(view.tables.dirent, prefix, after), limit))
+            view.read_ahead(view.tables.dirent, keys)
+            names = [key[len(prefix) :] for key in keys]
+            view.read_inodes_ahead(view.entry_ino(parent, name) for name in names)
             found: list[Entry] = []
-            for key in islice(keys, limit):
-                name = key[len(prefix) :]
+            for name in names:
                 inode = view.entry(parent, name)
                 assert inode is not None
                 found.append(Entry(name, inode))

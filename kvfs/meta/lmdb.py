@@ -14,13 +14,12 @@ files: that costs misses, never wrong bytes.
 import errno
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import lmdb
 
@@ -53,32 +52,21 @@ _DAMAGE_READ = (*_DAMAGE, lmdb.BadTxnError)
 _NO_ROOM = "the disk has no room for metadata: free some, or raise min_free"
 
 
-class LmdbEngine(TableEngine):
-    """`MetaEngine` on LMDB; see there for what each method promises."""
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An open database and its tables."""
 
-    def __init__(self, env: lmdb.Environment, tables: Tables, directory: Path) -> None:
-        self._env = env
-        self._directory = directory
-        self._tables = tables
-        self._cache = InodeCache()
-        self.is_new = False  # made by this `open`
-        self._lookups = Lookups(self.usage().inodes)
+    env: lmdb.Environment
+    tables: Tables
+    directory: Path
+    is_new: bool  # made by `open`
 
     @classmethod
-    def open(
-        cls,
-        directory: Path,
-        *,
-        root_uid: int = 0,
-        root_gid: int = 0,
-        now_ns: int | None = None,
-        map_bytes: int = META_BYTES_MAX,
-    ) -> "LmdbEngine":
-        """Open the database in `directory`, making both when they are missing.
+    def open(cls, directory: Path, root: Inode, map_bytes: int = META_BYTES_MAX) -> "Database":
+        """Open the database in `directory`, making both when they are missing, with `root`.
 
-        `root_uid`, `root_gid` and `now_ns` are for a new root directory. Raises `InvalidInput` for
-        a database of another version, `Corrupt` for one that is none, `OutOfSpace` and
-        `Unavailable` when its disk takes none.
+        Raises `InvalidInput` for a database of another version, `Corrupt` for one that is none,
+        `OutOfSpace` and `Unavailable` when its disk takes none.
         """
         directory.mkdir(parents=True, exist_ok=True)
         _take_lock_room(directory / "lock.mdb")
@@ -105,8 +93,7 @@ class LmdbEngine(TableEngine):
                 is_new = _check_version(env, txn, directory)
                 tables = Tables.open(env, txn)
                 if is_new:
-                    now_ns = time.time_ns() if now_ns is None else now_ns
-                    _lay_out(txn, tables, root_uid, root_gid, now_ns)
+                    _lay_out(txn, tables, root)
         except _DAMAGE as error:
             env.close()
             raise _distrust(directory, error) from error
@@ -116,9 +103,35 @@ class LmdbEngine(TableEngine):
         except BaseException:
             env.close()
             raise
-        engine = cls(env, tables, directory)
-        engine.is_new = is_new
-        return engine
+        return cls(env, tables, directory, is_new)
+
+
+class LmdbEngine(TableEngine):
+    """`MetaEngine` on LMDB; see there for what each method promises."""
+
+    def __init__(self, database: "Database") -> None:
+        self._env = database.env
+        self._directory = database.directory
+        self._tables = database.tables
+        self.is_new = database.is_new  # made just now
+        self._cache = InodeCache()
+        self._lookups = Lookups(self.usage().inodes)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        root_uid: int = 0,
+        root_gid: int = 0,
+        now_ns: int | None = None,
+        map_bytes: int = META_BYTES_MAX,
+    ) -> Self:
+        """Open the database in `directory`; `root_uid`, `root_gid` and `now_ns` are for a new root
+        directory. Raises as `Database.open`."""
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        root = records.new_root(root_uid, root_gid, now_ns)
+        return cls(Database.open(directory, root, map_bytes))
 
     def close(self) -> None:
         """Close the database; it is not synced."""
@@ -140,16 +153,21 @@ class LmdbEngine(TableEngine):
         except _DAMAGE_READ as error:
             raise _distrust(self._directory, error) from error
 
-    def _write(self, change: Callable[[Batch], _Result]) -> _Result:
+    @contextmanager
+    def _writing(self) -> Iterator["lmdb.Transaction[bytes]"]:
         try:
             with self._env.begin(write=True) as txn:
-                batch = Batch(txn, self._tables, self._cache)
-                result = change(batch)
-                batch.finish()
+                yield txn
         except _DAMAGE as error:
             raise _distrust(self._directory, error) from error
         except lmdb.Error as error:
             raise _failure(error, self._directory) from error
+
+    def _write(self, change: Callable[[Batch], _Result]) -> _Result:
+        with self._writing() as txn:
+            batch = Batch(txn, self._tables, self._cache)
+            result = change(batch)
+            batch.finish()
         batch.committed()
         self._lookups.note(batch)
         return result
@@ -234,13 +252,10 @@ def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", direct
     return False
 
 
-def _lay_out(
-    txn: "lmdb.Transaction[bytes]", tables: Tables, uid: int, gid: int, now_ns: int
-) -> None:
+def _lay_out(txn: "lmdb.Transaction[bytes]", tables: Tables, root: Inode) -> None:
     """Write what a new database holds: its version and an empty root."""
     txn.put(_VERSION_KEY, LAYOUT_VERSION.to_bytes(4, "little"), db=tables.state)
     batch = Batch(txn, tables, InodeCache(), State(next_ino=ROOT_INO + 1))
-    root = Inode(ROOT_INO, stat.S_IFDIR | 0o755, uid, gid, 2, 0, now_ns, now_ns, now_ns)
     batch.store(root, None)
     txn.put(records.ROOT_DIRENT_KEY, records.encode_dirent(root), db=tables.dirent)
     batch.finish()

@@ -1,6 +1,6 @@
 """Finding many paths at once in the embedded engine: what engines wait for before each request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvfs.config import (
     CHUNK_INDEX_STEP,
@@ -36,13 +36,17 @@ class Lookups:
     def note(self, batch: Batch) -> None:
         """A transaction is through."""
         if batch.moves_directories:
-            self._directories = {b"": pack_ordered(ROOT_INO)}
+            self.forget_directories()
         end = self._indexed_to
         for key, size_field in batch.chunk_files.items():
             if end is None or key <= end:
                 self._waiting[key] = size_field
         if len(self._waiting) > CHUNK_INDEX_WAITING_MAX:
             self._take_waiting()
+
+    def forget_directories(self) -> None:
+        """Paths may lead elsewhere."""
+        self._directories = {b"": pack_ordered(ROOT_INO)}
 
     def index_more(self, view: View) -> bool:
         """Read the next directory entries into the index; False once all are."""
@@ -73,17 +77,16 @@ class Lookups:
     def chunk_sizes(self, view: View, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
         """As `MetaEngine.chunk_sizes`."""
         root = namespace.strip(b"/") + b"/"
-        firsts = set(keys.hashes[:: keys.hash_bytes])
-        leaves = {byte: self._known_or_found(view, b"%b%02x" % (root, byte)) for byte in firsts}
+        leaves = self._find_leaves(view, root, set(keys.hashes[:: keys.hash_bytes]))
         if self._indexed_to is None:
             self._take_waiting()
             numbers = [
                 int.from_bytes(leaves.get(byte, records.NO_DIRECTORY), "big") for byte in _BYTES
             ]
             return self._index.sizes(numbers, keys)
-        get, nothing = view.txn.get, records.NO_DIRENT
-        found = [get(leaves[int(name[:2], 16)] + name, nothing) for name in keys.file_names()]
-        return [size - 1 if size else None for size in records.unpack_dirents(found)[1::2]]
+        entries = [leaves[int(name[:2], 16)] + name for name in keys.file_names()]
+        fields = self._read_dirents(view, entries)[1::2]
+        return [size - 1 if size else None for size in fields]
 
     def dirents(self, view: View, paths: Sequence[bytes]) -> tuple[int, ...]:
         """The directory entries of paths from the root: number and size field of each in turn.
@@ -101,11 +104,23 @@ class Lookups:
             if prefix is None:
                 prefix = found[head] = self._find_directory(view, head)
             keys.append(prefix + name if name else records.ROOT_DIRENT_KEY)
+        return self._read_dirents(view, keys)
+
+    def _read_dirents(self, view: View, keys: Sequence[bytes]) -> tuple[int, ...]:
+        view.read_ahead(view.tables.dirent, keys)
         get, nothing = view.txn.get, records.NO_DIRENT
         return records.unpack_dirents([get(key, nothing) for key in keys])
 
-    def _known_or_found(self, view: View, path: bytes) -> bytes:
-        return self._directories.get(path) or self._find_directory(view, path)
+    def _find_leaves(self, view: View, root: bytes, firsts: Iterable[int]) -> dict[int, bytes]:
+        """Where the entries begin of the directories of a model's chunks, by their keys' first
+        byte."""
+        paths = {byte: b"%b%02x" % (root, byte) for byte in firsts}
+        missing = [path for path in paths.values() if path not in self._directories]
+        if missing:
+            above = self._find_directory(view, root[:-1])
+            dirents = self._read_dirents(view, [above + path[-2:] for path in missing])
+            view.read_inodes_ahead(dirents[::2])
+        return {byte: self._find_directory(view, path) for byte, path in paths.items()}
 
     def _find_directory(self, view: View, path: bytes) -> bytes:
         """Where the entries of a directory begin; from what is known already, if it can be."""

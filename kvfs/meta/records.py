@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvfs.meta.contract import Blob, ChunkInfo, Inode
+from kvfs.meta.contract import ROOT_INO, Blob, ChunkInfo, Inode
 
 TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
@@ -21,6 +21,7 @@ _USED_END = _USED_OFFSET + 8
 _PINNED = 1
 _DIRENT = struct.Struct("<QQ")
 _BLOB = struct.Struct("<QQHQ")
+_STAMP = struct.Struct("<QH?")
 _CHUNK = struct.Struct("<QQQIIBBB")
 _STATE = struct.Struct("<QQQQ")
 _NATIVE = struct.Struct("=Q")
@@ -63,6 +64,30 @@ def decode_inode(ino: int, raw: bytes) -> Inode:
         ino, mode, uid, gid, nlink, size, atime, mtime, ctime, rdev, digest, target, used,
         flags == _PINNED,
     )  # fmt: skip
+
+
+def new_root(uid: int, gid: int, now_ns: int) -> Inode:
+    """The root of an empty namespace."""
+    return Inode(ROOT_INO, stat.S_IFDIR | 0o755, uid, gid, 2, 0, now_ns, now_ns, now_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A node's own use of a file, in a cluster."""
+
+    used_ns: int
+    directory: int  # of its blob
+    is_ranked: bool  # in the order of eviction
+
+
+def encode_stamp(stamp: Stamp) -> bytes:
+    """Pack a stamp; the inode number is its key."""
+    return _STAMP.pack(stamp.used_ns, stamp.directory, stamp.is_ranked)
+
+
+def decode_stamp(raw: bytes) -> Stamp:
+    """The stamp that `encode_stamp` packed."""
+    return Stamp(*_STAMP.unpack(raw))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,12 @@ class Tables:
     chunk: "_Database"  # n ino -> chunk record
     child: "_Database"  # namespace, parent key, ino -> nothing
     used: "_Database"  # directory, used_ns, ino -> nothing
+    stamp: "_Database"  # n ino -> use, of a node in a cluster
 
     @classmethod
     def open(cls, env: lmdb.Environment, txn: "lmdb.Transaction[bytes]") -> "Tables":
         """Open the tables, making those that are missing."""
-        native = {"inode", "chunk"}
+        native = {"inode", "chunk", "stamp"}
         return cls(
             *(
                 env.open_db(f.name.encode(), txn=txn, integerkey=f.name in native)
@@ -85,6 +86,10 @@ class InodeCache:
         """Forget an inode."""
         self._inodes.pop(ino, None)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._inodes.clear()
+
 
 class View:
     """Reading within one transaction."""
@@ -105,6 +110,13 @@ class View:
             while found and (key := cursor.key()).startswith(prefix):
                 yield key
                 found = cursor.next()
+
+    def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
+        """These will be asked for: worth a word where each question is a round trip."""
+
+    def read_inodes_ahead(self, inos: Iterable[int]) -> None:
+        """As `read_ahead`; 0 is none."""
+        self.read_ahead(self.tables.inode, [pack_native(ino) for ino in inos if ino])
 
     def find(self, ino: int) -> Inode | None:
         """An inode, or None."""
@@ -135,8 +147,13 @@ class View:
 
     def entry(self, parent: int, name: bytes) -> Inode | None:
         """What a name in a directory stands for, or None."""
+        ino = self.entry_ino(parent, name)
+        return self.inode(ino) if ino else None
+
+    def entry_ino(self, parent: int, name: bytes) -> int:
+        """Its number, or 0."""
         raw = self.txn.get(pack_ordered(parent) + name, db=self.tables.dirent)
-        return None if raw is None else self.inode(records.dirent_ino(raw))
+        return 0 if raw is None else records.dirent_ino(raw)
 
     def is_empty(self, directory: int) -> bool:
         """Whether a directory has no entries."""

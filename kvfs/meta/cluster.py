@@ -1,0 +1,339 @@
+"""A cluster as the rules see it: tables that all nodes share, and those of this node's own files.
+
+`view.View` and `batch.Batch` hold here as they are: what they ask of LMDB, `ClusterTransaction`
+answers from either. What differs is what a node knows of files whose bytes lie elsewhere: it has no
+blob of theirs, and no place for them in its order of use, which is its own (`stamp`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgpack
+
+from kvfs.meta import records
+from kvfs.meta.batch import Batch, is_ranked
+from kvfs.meta.contract import Blob, Candidate, Inode, Publication
+from kvfs.meta.records import pack_native
+from kvfs.meta.shared import Record, SharedTable, SharedTransaction
+from kvfs.meta.view import InodeCache, Tables, View
+
+if TYPE_CHECKING:
+    import lmdb
+    from lmdb import _Database
+
+
+class ClusterTransaction:
+    """What `View` and `Batch` use of a transaction of LMDB, over both kinds of tables."""
+
+    def __init__(
+        self, local: "lmdb.Transaction[bytes]", shared: SharedTransaction, tables: Tables
+    ) -> None:
+        self.shared = shared
+        self._local = local
+        self._dirent = tables.dirent
+        self._shared_tables = {
+            tables.inode: SharedTable.INODE,
+            tables.chunk: SharedTable.CHUNK,
+            tables.dirent: SharedTable.DIRENT,
+            tables.name: SharedTable.NAME,
+            tables.holder: SharedTable.HOLDER,
+            tables.child: SharedTable.CHILD,
+        }
+
+    def get(
+        self, key: bytes, default: bytes | None = None, db: "_Database | None" = None
+    ) -> bytes | None:
+        table = self._shared_tables.get(db or self._dirent)
+        if table is None:
+            return self._local.get(key, default, db=db)
+        value = self.shared.get(Record(table, key))
+        return default if value is None else value
+
+    def put(self, key: bytes, value: bytes, db: "_Database") -> None:
+        table = self._shared_tables.get(db)
+        if table is None:
+            self._local.put(key, value, db=db)
+        else:
+            self.shared.write(Record(table, key), value)
+
+    def delete(self, key: bytes, db: "_Database") -> bool:
+        """Whether it was there, of a table of this node; always true of a shared one."""
+        table = self._shared_tables.get(db)
+        if table is None:
+            return self._local.delete(key, db=db)
+        self.shared.write(Record(table, key), None)
+        return True
+
+    def pop(self, key: bytes, db: "_Database") -> bytes | None:
+        value = self.get(key, db=db)
+        if value is not None:
+            self.delete(key, db)
+        return value
+
+    def cursor(self, db: "_Database") -> "lmdb.Cursor[bytes] | _GroupCursor":
+        table = self._shared_tables.get(db)
+        return self._local.cursor(db) if table is None else _GroupCursor(self.shared, table)
+
+    def read_ahead(self, db: "_Database", keys: Sequence[bytes]) -> None:
+        """Have many values of a shared table in one round trip."""
+        table = self._shared_tables[db]
+        self.shared.read_ahead([Record(table, key) for key in keys])
+
+
+class _GroupCursor:
+    """A walk within one group: it ends where that ends."""
+
+    def __init__(self, shared: SharedTransaction, table: SharedTable) -> None:
+        self._shared = shared
+        self._table = table
+        self._members: Iterator[bytes] = iter(())
+        self._group = self._member = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def set_range(self, start: bytes) -> bool:
+        self._group, member = Record(self._table, start).split()
+        self._members = self._shared.members(self._table, self._group, member)
+        return self.next()
+
+    def next(self) -> bool:
+        member = next(self._members, None)
+        if member is None:
+            return False
+        self._member = member
+        return True
+
+    def key(self) -> bytes:
+        return self._group + self._member
+
+
+class ClusterView(View):
+    """Reading within one transaction."""
+
+    txn: ClusterTransaction  # type: ignore[assignment]  # what is used of LMDB's, it has
+
+    def _read(self, ino: int) -> Inode | None:
+        inode = super()._read(ino)
+        stamp = None if inode is None else self.stamp_of(ino)
+        return inode if inode is None or stamp is None else replace(inode, used_ns=stamp.used_ns)
+
+    def stamp_of(self, ino: int) -> "records.Stamp | None":
+        """This node's own use of a file whose bytes it has."""
+        raw = self.txn.get(pack_native(ino), db=self.tables.stamp)
+        return None if raw is None else records.decode_stamp(raw)
+
+    def candidate(self, ino: int) -> Candidate:
+        stamp = self.stamp_of(ino)
+        found = super().candidate(ino)
+        return found if stamp is None else replace(found, used_ns=stamp.used_ns)
+
+    def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
+        self.txn.read_ahead(table, keys)
+
+    def copies(self, digest: bytes) -> list[bytes]:
+        """The nodes that have the bytes of a digest."""
+        return list(self.txn.shared.members(SharedTable.COPY, digest, b""))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a transaction did to a file, as far as nodes care that have its bytes, old or new."""
+
+    ino: int
+    old: bytes  # digest
+    new: bytes
+    is_named: bool
+    is_pinned: bool
+    used_ns: int
+
+
+class ClusterBatch(ClusterView, Batch):
+    """Reading and writing within one transaction of a cluster."""
+
+    def __init__(
+        self,
+        txn: ClusterTransaction,
+        tables: Tables,
+        cache: InodeCache,
+        node_id: bytes,
+        number_base: int,
+    ) -> None:
+        Batch.__init__(self, txn, tables, cache)  # type: ignore[arg-type]  # as above
+        self._node_id = node_id
+        self._number_base = number_base
+        self.moves: list[Move] = []
+        self.inodes_before = self.totals.inodes
+
+    def find(self, ino: int) -> Inode | None:
+        """As this transaction sees it; not from the cache, so that what was seen is compared."""
+        return self._changed[ino] if ino in self._changed else self._read(ino)
+
+    def take_ino(self) -> int:
+        return self._number_base | super().take_ino()
+
+    def store(self, new: Inode, old: Inode | None) -> Inode:
+        stored = super().store(new, old)
+        self._note_move(old, new)
+        self._set_stamp(new)
+        return stored
+
+    def drop(self, old: Inode) -> None:
+        super().drop(old)
+        self._note_move(old, None)
+        self._set_stamp(replace(old, digest=b""))
+
+    def _note_move(self, old: Inode | None, new: Inode | None) -> None:
+        sides = [
+            (i.digest, i.nlink > 0, i.pinned) if i else (b"", False, False) for i in (old, new)
+        ]
+        inode = new or old
+        assert inode is not None
+        if sides[0] != sides[1] and (sides[0][0] or sides[1][0]):
+            (old_digest, _, _), (new_digest, is_named, is_pinned) = sides
+            self.moves.append(
+                Move(inode.ino, old_digest, new_digest, is_named, is_pinned, inode.used_ns)
+            )
+
+    def follow(self, move: Move) -> None:
+        """Another node did this: the order of use here, and what is in use, must say so."""
+        stamp = self.stamp_of(move.ino)
+        if stamp is not None and stamp.is_ranked:
+            key = records.used_key(stamp.directory, stamp.used_ns, move.ino)
+            self.txn.delete(key, db=self.tables.used)
+        if move.old != move.new:
+            self._count_reference(move.new, 1)
+            self._count_reference(move.old, -1)
+        used_ns = move.used_ns if stamp is None or move.old != move.new else stamp.used_ns
+        blob = self.blob(move.new)
+        key = pack_native(move.ino)
+        if blob is None or not move.is_named:
+            self.txn.delete(key, db=self.tables.stamp)
+            return
+        if not move.is_pinned:
+            used_key = records.used_key(blob.directory, used_ns, move.ino)
+            self.txn.put(used_key, b"", db=self.tables.used)
+        raw = records.encode_stamp(records.Stamp(used_ns, blob.directory, not move.is_pinned))
+        self.txn.put(key, raw, db=self.tables.stamp)
+
+    def _set_stamp(self, inode: Inode) -> None:
+        blob = self.blob(inode.digest)
+        if blob is None or inode.nlink == 0:
+            self.txn.delete(pack_native(inode.ino), db=self.tables.stamp)
+        else:
+            stamp = records.Stamp(inode.used_ns, blob.directory, is_ranked(inode))
+            raw = records.encode_stamp(stamp)
+            self.txn.put(pack_native(inode.ino), raw, db=self.tables.stamp)
+
+    def stamp(self, ino: int, used_ns: int) -> None:
+        """Only here: each node has its own order of use."""
+        stamp = self.stamp_of(ino)
+        used_ns = records.clamp_used(used_ns)
+        if stamp is None or stamp.used_ns == used_ns:
+            return
+        if stamp.is_ranked:
+            used, directory = self.tables.used, stamp.directory
+            self.txn.delete(records.used_key(directory, stamp.used_ns, ino), db=used)
+            self.txn.put(records.used_key(directory, used_ns, ino), b"", db=used)
+        raw = records.encode_stamp(replace(stamp, used_ns=used_ns))
+        self.txn.put(pack_native(ino), raw, db=self.tables.stamp)
+        self._changed.pop(ino, None)
+        self._stamped.add(ino)
+
+    def _rank(self, inode: Inode | None) -> bytes | None:
+        is_here = inode is not None and self.blob(inode.digest) is not None
+        return super()._rank(inode) if is_here else None
+
+    # Blobs ---------------------------------------------------------------------------------------
+    def ensure_blob(self, publication: Publication) -> None:
+        was_known = self.blob(publication.digest) is not None
+        super().ensure_blob(publication)
+        if not was_known:
+            blob = self.blob(publication.digest)
+            assert blob is not None
+            self._put_blob(replace(blob, references=len(self.holders(blob.digest))))
+            self.txn.shared.write(self._copy(blob.digest), b"")
+
+    def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
+        super().move_blob(old, directory, allocated_bytes)
+        for ino in self.holders(old.digest):
+            stamp = self.stamp_of(ino)
+            if stamp is not None:
+                raw = records.encode_stamp(replace(stamp, directory=directory))
+                self.txn.put(pack_native(ino), raw, db=self.tables.stamp)
+
+    def bury(self, digest: bytes) -> bool:
+        was_doomed = super().bury(digest)
+        if was_doomed:
+            self.txn.shared.write(self._copy(digest), None)
+        return was_doomed
+
+    def _copy(self, digest: bytes) -> Record:
+        return Record(SharedTable.COPY, digest + self._node_id)
+
+    def _move_reference(self, old: bytes, new: bytes, ino: int) -> None:
+        if new:
+            self._count_reference(new, 1)
+            self.txn.put(records.holder_key(new, ino), b"", db=self.tables.holder)
+        if old:
+            self._count_reference(old, -1)
+            self.txn.delete(records.holder_key(old, ino), db=self.tables.holder)
+
+    def _count_reference(self, digest: bytes, by: int) -> None:
+        blob = self.blob(digest)
+        if blob is None:
+            return
+        self._put_blob(replace(blob, references=blob.references + by))
+        if blob.references + by == 0:
+            self.txn.put(digest, b"", db=self.tables.doomed)
+        elif blob.references == 0:
+            self.txn.delete(digest, db=self.tables.doomed)
+
+
+def _side(inode: Inode | None) -> tuple[bytes, bool, bool]:
+    """Digest, whether it has a name, whether it is pinned."""
+    if inode is None:
+        return b"", False, False
+    return inode.digest, inode.nlink > 0, inode.pinned
+
+
+def encode_news(batch: ClusterBatch) -> bytes:
+    """What other nodes must hear of a transaction."""
+    packed = msgpack.packb(
+        [
+            [[record.table.value, record.key] for record in batch.txn.shared.commit.writes],
+            [[m.ino, m.old, m.new, m.is_named, m.is_pinned, m.used_ns] for m in batch.moves],
+            batch.moves_directories,
+        ]
+    )
+    assert isinstance(packed, bytes)
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What another node did."""
+
+    records: tuple[Record, ...]
+    moves: tuple[Move, ...]
+    moves_directories: bool
+
+
+def decode_news(raw: bytes) -> Heard:
+    """What `encode_news` said."""
+    written, moves, moves_directories = msgpack.unpackb(raw)
+    return Heard(
+        tuple(Record(SharedTable(letter), key) for letter, key in written),
+        tuple(Move(*fields) for fields in moves),
+        moves_directories,
+    )

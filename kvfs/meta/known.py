@@ -1,0 +1,72 @@
+"""Records of the server that a node has read, for as long as nobody has changed them.
+
+Whoever fills it must tell it of every change (`forget`), from the feed; it then never has a record
+older than the last entry of the feed that was heard.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
+from kvfs.meta.shared import Commit, Page, Record, SharedTable, Source
+
+_Group = tuple[SharedTable, bytes]
+
+
+class Known:
+    """`Source` before another one. The oldest records go first."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._values: OrderedDict[Record, bytes | None] = OrderedDict()
+        self._groups: OrderedDict[_Group, dict[Page, tuple[bytes, ...]]] = OrderedDict()
+
+    def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
+        missing = [record for record in wanted if record not in self._values]
+        if not missing:
+            return [self._values[record] for record in wanted]
+        read = dict(zip(missing, self._source.values(missing), strict=True))
+        answer = [read[r] if r in read else self._values[r] for r in wanted]
+        for record, value in read.items():
+            self._keep(record, value)
+        return answer
+
+    def members(self, page: Page) -> tuple[bytes, ...]:
+        group = page.table, page.group
+        pages = self._groups.get(group)
+        if pages is not None and page in pages:
+            return pages[page]
+        members = self._source.members(page)
+        if pages is None:
+            pages = self._groups[group] = {}
+            if len(self._groups) > CLUSTER_GROUPS_CACHED_MAX:
+                self._groups.popitem(last=False)
+        pages[page] = members
+        return members
+
+    def forget(self, records: Iterable[Record]) -> None:
+        """These were changed by somebody."""
+        for record in records:
+            self._values.pop(record, None)
+            if record.is_grouped:
+                self._groups.pop((record.table, record.split()[0]), None)
+
+    def forget_page(self, page: Page) -> None:
+        """A group was changed by somebody."""
+        self._groups.pop((page.table, page.group), None)
+
+    def clear(self) -> None:
+        """Anything may have changed."""
+        self._values.clear()
+        self._groups.clear()
+
+    def learn(self, commit: Commit) -> None:
+        """A transaction of this node went through."""
+        self.forget(commit.writes)
+        for record, value in commit.writes.items():
+            self._keep(record, value)
+
+    def _keep(self, record: Record, value: bytes | None) -> None:
+        self._values[record] = value
+        if len(self._values) > CLUSTER_RECORDS_CACHED_MAX:
+            self._values.popitem(last=False)

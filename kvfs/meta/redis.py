@@ -1,0 +1,220 @@
+"""The metadata engine of a cluster: names on a server that speaks Redis's protocol, what this node
+has of its own in LMDB. Decision 005 says why it is so.
+
+Between two calls of `catch_up` a node sees the namespace as of the first, and its own changes. A
+write is right in any case: what it read is compared on the server, and what had changed meanwhile
+is read again. A write to the server that goes through while this node's own tables cannot be
+written leaves names without bytes here: as after a crash, `recover` finds the file by its intent.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Self, TypeVar
+
+from kvfs.config import CLUSTER_CONFLICTS_MAX, CLUSTER_WAIT_S, META_BYTES_MAX
+from kvfs.errors import NamespaceError, Unavailable
+from kvfs.meta import records
+from kvfs.meta.batch import Batch
+from kvfs.meta.cluster import (
+    ClusterBatch,
+    ClusterTransaction,
+    ClusterView,
+    Heard,
+    decode_news,
+    encode_news,
+)
+from kvfs.meta.contract import ROOT_INO, Usage
+from kvfs.meta.known import Known
+from kvfs.meta.lmdb import Database, LmdbEngine
+from kvfs.meta.records import pack_native
+from kvfs.meta.server import Conflict, Done, MetaServer
+from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
+from kvfs.meta.view import View
+
+_Result = TypeVar("_Result")
+_NUMBER_BITS = 31  # of a node's inode numbers that are its own; the number stays below 2^63
+
+
+class _Changed(Exception):
+    """What a transaction saw has changed: it runs again."""
+
+
+class RedisEngine(LmdbEngine):
+    """`MetaEngine` of a cluster. Raises `Unavailable` besides, where the server does not answer."""
+
+    def __init__(self, database: Database, server: MetaServer, node_id: bytes) -> None:
+        self._server = server
+        self._known = Known(server)
+        self._node_id = node_id
+        low = int.from_bytes(node_id[:4], "little") & ((1 << _NUMBER_BITS) - 1)
+        self._number_base = max(low, 1) << 32
+        news = server.news(0)
+        self._sequence, self._inodes = news.sequence, news.inodes
+        super().__init__(database)
+
+    @classmethod
+    def join(
+        cls,
+        directory: Path,
+        url: str,
+        cluster: str,
+        node_id: bytes,
+        *,
+        root_uid: int = 0,
+        root_gid: int = 0,
+        now_ns: int | None = None,
+        map_bytes: int = META_BYTES_MAX,
+    ) -> Self:
+        """Open this node's own tables and the cluster on the server, making what is missing.
+
+        `node_id`: 16 random bytes that stay the same for one store. Raises as `Database.open`,
+        `InvalidInput` for a URL that is none, `Unavailable` where the server does not answer.
+        """
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        root = records.new_root(root_uid, root_gid, now_ns)
+        with ExitStack() as stack:
+            server = stack.enter_context(closing(MetaServer(url, cluster, node_id)))
+            server.begin(
+                {
+                    Record(SharedTable.INODE, pack_native(ROOT_INO)): records.encode_inode(root),
+                    Record(SharedTable.DIRENT, records.ROOT_DIRENT_KEY): (
+                        records.encode_dirent(root)
+                    ),
+                }
+            )
+            database = Database.open(directory, root, map_bytes)
+            stack.callback(database.env.close)
+            engine = cls(database, server, node_id)
+            stack.pop_all()
+        return engine
+
+    def close(self) -> None:
+        super().close()
+        self._server.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[View]:
+        with super()._reading() as local:
+            shared = SharedTransaction(self._known)
+            txn = ClusterTransaction(local.txn, shared, self._tables)
+            yield ClusterView(txn, self._tables, self._cache)  # type: ignore[arg-type]  # see there
+
+    def _write(self, change: Callable[[Batch], _Result]) -> _Result:
+        for attempt in range(CLUSTER_CONFLICTS_MAX):
+            if attempt:
+                self.catch_up()
+            if attempt > 1:  # others are quicker: let them
+                time.sleep(random.uniform(0, CLUSTER_WAIT_S))
+            try:
+                return self._try_write(change)
+            except _Changed:
+                continue
+        raise Unavailable(
+            f"others changed the same names {CLUSTER_CONFLICTS_MAX} times in a row; try again"
+        )
+
+    def _try_write(self, change: Callable[[Batch], _Result]) -> _Result:
+        with self._writing() as txn:
+            shared = SharedTransaction(self._known)
+            batch = ClusterBatch(
+                ClusterTransaction(txn, shared, self._tables),
+                self._tables,
+                self._cache,
+                self._node_id,
+                self._number_base,
+            )
+            try:
+                result = change(batch)
+            except NamespaceError:
+                self._settle(batch, None)  # is it so, or was it so?
+                raise
+            self._settle(batch, encode_news(batch) if shared.commit.writes else None)
+            batch.finish()
+        batch.committed()
+        self._known.learn(shared.commit)
+        self._lookups.note(batch)
+        return result
+
+    def _settle(self, batch: ClusterBatch, news: bytes | None) -> None:
+        """Have the server compare what was seen, and write with `news`. Raises `_Changed`."""
+        commit = batch.txn.shared.commit
+        if commit.is_empty:
+            return
+        outcome = self._server.commit(commit, news, batch.totals.inodes - batch.inodes_before)
+        if isinstance(outcome, Done):
+            batch.totals.inodes = self._inodes = outcome.inodes
+            return
+        self._forget(outcome)
+        raise _Changed
+
+    def _forget(self, conflict: Conflict) -> None:
+        if isinstance(conflict.changed, Record):
+            self._forget_records((conflict.changed,))
+        elif isinstance(conflict.changed, Page):
+            self._known.forget_page(conflict.changed)
+        else:
+            self._forget_all()
+
+    def _forget_records(self, changed: tuple[Record, ...]) -> None:
+        self._known.forget(changed)
+        for record in changed:
+            if record.table is SharedTable.INODE:
+                self._cache.discard(int.from_bytes(record.key, "little"))
+
+    def _forget_all(self) -> None:
+        self._known.clear()
+        self._cache.clear()
+        self._lookups.forget_directories()
+
+    # The feed ------------------------------------------------------------------------------------
+    def catch_up(self) -> list[Heard]:
+        """Hear all that other nodes did until now; from then on nothing here is older than that.
+        One round trip when there is little. Raises `Unavailable`."""
+        heard: list[Heard] = []
+        while True:
+            news = self._server.news(self._sequence)
+            self._inodes = news.inodes
+            for sequence, node, raw in news.entries:
+                if sequence != self._sequence + 1:
+                    break  # the feed was cut between
+                self._sequence = sequence
+                if node != self._node_id:
+                    heard.append(self._hear(decode_news(raw)))
+            if self._sequence == news.sequence and self._server.epoch == news.epoch:
+                return heard
+            if self._server.epoch != news.epoch or not news.is_all or not news.entries:
+                self._forget_all()
+                self._sequence = news.sequence
+                self._server.epoch = news.epoch
+
+    def _hear(self, heard: Heard) -> Heard:
+        self._forget_records(heard.records)
+        if heard.moves_directories:
+            self._lookups.forget_directories()
+        for move in heard.moves:
+            self._cache.discard(move.ino)
+        if heard.moves:
+            with self._writing() as txn:
+                shared = SharedTransaction(self._known)
+                batch = ClusterBatch(
+                    ClusterTransaction(txn, shared, self._tables),
+                    self._tables,
+                    self._cache,
+                    self._node_id,
+                    self._number_base,
+                )
+                for move in heard.moves:
+                    batch.follow(move)
+                batch.finish()
+        return heard
+
+    # What differs --------------------------------------------------------------------------------
+    def usage(self) -> Usage:
+        return replace(super().usage(), inodes=self._inodes)
+
+    def index_more(self) -> bool:
+        return False  # this node does not have all names

@@ -1,0 +1,243 @@
+"""The server that holds a cluster's names, by its protocol: what a transaction needs of it.
+
+All keys begin with `{kvfs:<cluster>}:`, so that they lie together also on a cluster of servers, and
+a script may touch any of them. `commit.lua` writes, nothing else does. Not thread-safe, but for
+`wait_news`.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import msgpack
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from kvfs.config import CLUSTER_DEADLINE_S, CLUSTER_FEED_ENTRIES, CLUSTER_NEWS_ENTRIES
+from kvfs.errors import InvalidInput, Unavailable
+from kvfs.meta.shared import Commit, Page, Record, SharedTable
+
+ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
+_HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """What a transaction saw is not what is there; None: of all, since the server was wiped."""
+
+    changed: Record | Page | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A transaction went through, as the `sequence`th of the cluster."""
+
+    sequence: int
+    inodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The feed since some entry, at most so much of it that there may be `more`."""
+
+    epoch: bytes
+    inodes: int
+    sequence: int  # of the last entry that the server has
+    entries: tuple[tuple[int, bytes, bytes], ...]  # sequence, node, what it wrote of it
+
+    @property
+    def is_all(self) -> bool:
+        """Whether these entries lead to the last one."""
+        return not self.entries or self.entries[-1][0] >= self.sequence
+
+
+class MetaServer:
+    """One node's connection to the server."""
+
+    def __init__(self, url: str, cluster: str, node_id: bytes) -> None:
+        """Raises `InvalidInput` for a URL that is none. Connects when it is first asked."""
+        self.prefix = b"{kvfs:%b}:" % cluster.encode()
+        self._node_id = node_id
+        self._serial = secrets.randbits(48)  # of the next transaction
+        self.epoch = b""
+        try:
+            self._redis = _connect(url, CLUSTER_DEADLINE_S)
+            self._listener = _connect(url, None)
+        except ValueError as error:
+            raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
+        self._commit = self._redis.register_script(_read_script("commit.lua"))
+        self._news = self._redis.register_script(_read_script("news.lua"))
+
+    def close(self) -> None:
+        self._redis.close()
+        self._listener.close()
+
+    def begin(self, root: dict[Record, bytes]) -> None:
+        """Find the cluster on the server, or make it with `root` as its first records."""
+        epoch = secrets.token_bytes(16)
+        if self._ask(lambda: self._redis.set(self._key(b"epoch"), epoch, nx=True)):
+            self.epoch = epoch
+            made = self.commit(Commit(values=dict.fromkeys(root), writes=dict(root)), b"", 1)
+            assert isinstance(made, Done)
+        found = self._ask(lambda: self._redis.get(self._key(b"epoch")))
+        if found is None:
+            raise Unavailable("the metadata server was emptied just now; try again")
+        self.epoch = _raw(found)
+
+    # Reading -------------------------------------------------------------------------------------
+    def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
+        """As `Source.values`, in one round trip."""
+        if not wanted:
+            return []
+        groups: dict[tuple[SharedTable, bytes], list[bytes]] = {}
+        points: list[Record] = []
+        for record in wanted:
+            if record.is_grouped:
+                group, member = record.split()
+                groups.setdefault((record.table, group), []).append(member)
+            else:
+                points.append(record)
+
+        def ask() -> list[Any]:
+            with self._redis.pipeline(transaction=False) as pipe:
+                if points:
+                    pipe.mget([self._key(r.table.value.encode() + r.key) for r in points])
+                for (table, group), members in groups.items():
+                    pipe.hmget(self._key(table.value.encode() + group), members)
+                return pipe.execute()
+
+        answers = iter(self._ask(ask))
+        found: dict[Record, bytes | None] = {}
+        if points:
+            found.update(zip(points, next(answers), strict=True))
+        for (table, group), members in groups.items():
+            for member, value in zip(members, next(answers), strict=True):
+                found[Record(table, group + member)] = value
+        return [found[record] for record in wanted]
+
+    def members(self, page: Page) -> tuple[bytes, ...]:
+        """As `Source.members`."""
+        letter = _HAS_VALUES.get(page.table, page.table.value)
+        key = self._key(letter.encode() + page.group)
+        found = self._ask(
+            lambda: self._redis.zrangebylex(key, b"[" + page.start, "+", 0, page.limit)
+        )
+        return tuple(map(_raw, found))
+
+    def news(self, after: int) -> News:
+        """What happened since an entry of the feed."""
+        epoch, inodes, sequence, entries = self._ask(
+            lambda: self._news(
+                keys=[self._key(b"epoch")], args=[self.prefix, after, CLUSTER_NEWS_ENTRIES]
+            )
+        )
+        return News(
+            bytes(epoch),
+            int(inodes),
+            int(sequence),
+            tuple(
+                (int(entry_id.split(b"-")[0]), fields[1], fields[3]) for entry_id, fields in entries
+            ),
+        )
+
+    def wait_news(self, after: int, timeout_s: float) -> bool:
+        """Wait for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
+        return bool(
+            _asking(
+                lambda: self._listener.xread(
+                    {self._key(b"feed"): f"{after}-0"}, count=1, block=int(timeout_s * 1000)
+                )
+            )
+        )
+
+    # Writing -------------------------------------------------------------------------------------
+    def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
+        """Compare and write; without `news` only compare. When the answer is lost it is asked for
+        again, and nothing is done twice. Raises `Unavailable`: then it may have been done."""
+        self._serial += 1
+        values, pages = list(commit.values.items()), list(commit.pages.items())
+        packed = msgpack.packb(
+            {
+                "epoch": self.epoch,
+                "node": self._node_id,
+                "serial": self._serial,
+                "values": [[*_place(record), value or False] for record, value in values],
+                "pages": [
+                    [
+                        _HAS_VALUES.get(page.table, page.table.value),
+                        page.group,
+                        page.start,
+                        page.limit,
+                        members,
+                    ]
+                    for page, members in pages
+                ],
+                "writes": [_write(record, value) for record, value in commit.writes.items()],
+                "inodes": inodes,
+                "news": False if news is None else news,
+                "kept": CLUSTER_FEED_ENTRIES,
+            },
+            use_bin_type=False,  # which the server's msgpack does not know
+        )
+        ask = lambda: self._commit(keys=[self._key(b"epoch")], args=[self.prefix, packed])  # noqa: E731  # asked twice
+        try:
+            state, number, count = self._ask(ask)
+        except Unavailable:
+            state, number, count = self._ask(ask)
+        if state == b"done":
+            return Done(number, count)
+        if state == b"epoch":
+            return Conflict(None)
+        return Conflict(values[number][0] if state == b"value" else pages[number][0])
+
+    def _key(self, name: bytes) -> bytes:
+        return self.prefix + name
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        return _asking(question)
+
+
+def _asking(question: Callable[[], _Answer]) -> _Answer:
+    try:
+        return question()
+    except redis.AuthenticationError as error:
+        raise InvalidInput("metadata URL", f"the server refuses its password: {error}") from error
+    except redis.RedisError as error:
+        raise Unavailable(f"the metadata server does not answer: {error}") from error
+
+
+def _raw(answer: bytes | str) -> bytes:
+    assert isinstance(answer, bytes)  # as long as nobody asks to decode answers
+    return answer
+
+
+def _connect(url: str, timeout_s: float | None) -> "redis.Redis":
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=CLUSTER_DEADLINE_S,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )
+
+
+def _place(record: Record) -> tuple[str, bytes, bytes | bool]:
+    if record.is_grouped:
+        return (record.table.value, *record.split())
+    return record.table.value, record.key, False
+
+
+def _write(record: Record, value: bytes | None) -> list[object]:
+    order = _HAS_VALUES.get(record.table, False)
+    stored: object = False if value is None else value
+    if value is not None and record.is_grouped and not order:
+        stored = True
+    return [*_place(record), stored, order]
+
+
+def _read_script(name: str) -> str:
+    return files("kvfs.meta").joinpath(name).read_text(encoding="utf-8")

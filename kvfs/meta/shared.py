@@ -1,0 +1,159 @@
+"""The tables that all nodes of a cluster share, as one transaction sees them.
+
+`SharedTransaction` is no transaction of the server: it reads records (through a cache, so perhaps
+old ones), notes what it saw, and keeps what it writes. `Commit` is all of that, for one script on
+the server to compare and to write, or to refuse.
+
+A table of points has one value for each key. A table of groups is walked in order: the first bytes
+of a key are its group, the rest its member; one of them has values as well.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from kvfs.config import CLUSTER_PAGE_MEMBERS
+from kvfs.meta.contract import DIGEST_BYTES
+
+_FIRST_PAGE_MEMBERS = (
+    16  # most groups have one or two; and less read is less to be changed by others
+)
+
+
+class SharedTable(Enum):
+    """The letter of each table in the names of the server's keys."""
+
+    INODE = "i"  # ino -> inode
+    CHUNK = "c"  # ino -> chunk record
+    DIRENT = "d"  # parent | name -> ino, size of a published file
+    NAME = "n"  # ino | parent, name
+    HOLDER = "h"  # digest | ino
+    CHILD = "k"  # namespace, parent key | ino
+    COPY = "o"  # digest | node id: who has the bytes
+
+
+def _child_group_bytes(key: bytes) -> int:
+    return 9 + key[8]  # namespace, length of the parent's key, that key
+
+
+_GROUP_BYTES: dict[SharedTable, Callable[[bytes], int]] = {
+    SharedTable.DIRENT: lambda _: 8,
+    SharedTable.NAME: lambda _: 8,
+    SharedTable.HOLDER: lambda _: DIGEST_BYTES,
+    SharedTable.CHILD: _child_group_bytes,
+    SharedTable.COPY: lambda _: DIGEST_BYTES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where one value is, or one member of a group."""
+
+    table: SharedTable
+    key: bytes
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.table in _GROUP_BYTES
+
+    def split(self) -> tuple[bytes, bytes]:
+        """Group and member."""
+        cut = _GROUP_BYTES[self.table](self.key)
+        return self.key[:cut], self.key[cut:]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Members of a group that are not less than `start`, in order, the first `limit`."""
+
+    table: SharedTable
+    group: bytes
+    start: bytes
+    limit: int
+
+
+class Source(Protocol):
+    """Where records come from; what they say may be old."""
+
+    def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
+        """The value of each."""
+        ...
+
+    def members(self, page: Page) -> tuple[bytes, ...]: ...
+
+
+@dataclass(slots=True)
+class Commit:
+    """What a transaction saw and wants."""
+
+    values: dict[Record, bytes | None] = field(default_factory=dict)  # seen
+    pages: dict[Page, tuple[bytes, ...]] = field(default_factory=dict)  # seen
+    writes: dict[Record, bytes | None] = field(default_factory=dict)  # None: it goes
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.values or self.pages or self.writes)
+
+
+class SharedTransaction:
+    """See the module's docstring."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.commit = Commit()
+
+    def get(self, record: Record) -> bytes | None:
+        """A value as this transaction sees it."""
+        if record in self.commit.writes:
+            return self.commit.writes[record]
+        seen = self.commit.values
+        if record not in seen:
+            [seen[record]] = self._source.values([record])
+        return seen[record]
+
+    def read_ahead(self, records: Sequence[Record]) -> None:
+        """Have many values in one round trip."""
+        seen = self.commit.values
+        missing = [record for record in dict.fromkeys(records) if record not in seen]
+        seen.update(zip(missing, self._source.values(missing), strict=True))
+
+    def write(self, record: Record, value: bytes | None) -> None:
+        """Set a value, or take it away with None."""
+        self.commit.writes[record] = value
+
+    def members(self, table: SharedTable, group: bytes, start: bytes) -> Iterator[bytes]:
+        """Members of a group that are not less than `start`, in order, as they are now: what is
+        written between two steps may or may not show."""
+        changed = {
+            member: value is not None
+            for record, value in self.commit.writes.items()
+            if record.table is table
+            for at, member in [record.split()]
+            if at == group and member >= start
+        }
+        added = iter(sorted(member for member, is_there in changed.items() if is_there))
+        waiting = next(added, None)
+        for member in self._stored(table, group, start):
+            while waiting is not None and waiting < member:
+                yield waiting
+                waiting = next(added, None)
+            if waiting == member:
+                waiting = next(added, None)
+            if changed.get(member, True):
+                yield member
+        while waiting is not None:
+            yield waiting
+            waiting = next(added, None)
+
+    def _stored(self, table: SharedTable, group: bytes, start: bytes) -> Iterator[bytes]:
+        limit = _FIRST_PAGE_MEMBERS
+        while True:
+            page = Page(table, group, start, limit)
+            members = self.commit.pages.get(page)
+            if members is None:
+                members = self.commit.pages[page] = self._source.members(page)
+            yield from members
+            if len(members) < limit:
+                return
+            start, limit = members[-1] + b"\0", CLUSTER_PAGE_MEMBERS
