@@ -34,7 +34,7 @@ META_READERS_MAX = 16
 META_INODES_CACHED_MAX = 65_536  # about 30 MiB
 META_DIRECTORIES_CACHED_MAX = 65_536
 META_SYNC_INTERVAL_S = 2.0
-CHUNK_INDEX_ROWS_MIN = 16_384  # of 24 bytes; it grows to 40 bytes a chunk file and more
+CHUNK_INDEX_ROWS_MIN = 262_144  # of 24 bytes; twice as many as chunk files
 CHUNK_INDEX_STEP = 1000  # directory entries read in one go when a node starts: 3 ms
 CHUNK_INDEX_WAITING_MAX = 1000  # changes of which it does not know yet
 

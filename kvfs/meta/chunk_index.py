@@ -22,12 +22,14 @@ _Slots = npt.NDArray[np.int64]
 
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT = np.uint64(32)
-_FILLED_MAX = 0.6  # of a table's slots: beyond, runs of full slots get long
+_BUCKET = 8  # slots: what one line of a processor's cache holds of first words
+_FILLED_MAX = 0.5  # of a table's slots: beyond, many buckets are full
+_GROWTH = 3  # a further table has so many times the slots of all before
 
 
 class ChunkIndex:
     """Sizes by directory and key. Room that removed files leave is used again; where there is none,
-    a table as large as all before is added, so that no call ever moves what is there."""
+    a larger table is added, so that no call ever moves what is there."""
 
     def __init__(self, expected: int = 0) -> None:
         self._tables = [_Table(max(CHUNK_INDEX_ROWS_MIN, int(expected / _FILLED_MAX)))]
@@ -87,7 +89,8 @@ class ChunkIndex:
             taken = table.insert(pairs, sizes)
             pairs, sizes = pairs.those(slice(taken, None)), sizes[taken:]
         while len(sizes):
-            self._tables.append(_Table(sum(len(table.sizes) for table in self._tables)))
+            slots_before = sum(len(table.sizes) for table in self._tables)
+            self._tables.append(_Table(_GROWTH * slots_before))
             taken = self._tables[-1].insert(pairs, sizes)
             pairs, sizes = pairs.those(slice(taken, None)), sizes[taken:]
 
@@ -104,62 +107,96 @@ class _Pairs:
 
 
 class _Table:
-    """Open addressing with linear probing; a first word of 0 is an empty slot."""
+    """Buckets of eight slots, filled from their first; a first word of 0 is an empty slot. What
+    finds its bucket full goes to the next: a key lies only behind full buckets, from its own on."""
 
     def __init__(self, slots: int) -> None:
-        size = 1 << (slots - 1).bit_length()
-        self.first = np.zeros(size, np.uint64)
+        size = 1 << (max(slots, _BUCKET) - 1).bit_length()
+        self.first = np.zeros((size // _BUCKET, _BUCKET), np.uint64)
         self.second = np.zeros(size, np.uint64)
         self.sizes = np.zeros(size, np.uint64)
         self.filled = 0
-        self._mask = size - 1
+        self._mask = size // _BUCKET - 1
 
     def find(self, pairs: _Pairs) -> _Slots:
         """The slot of each, -1 where it is not here."""
-        slots, first, second = self._homes(pairs), pairs.first, pairs.second
-        found = np.full(len(slots), -1, np.int64)
-        pending = np.arange(len(slots))
+        buckets, first, second = self._homes(pairs), pairs.first, pairs.second
+        found = np.full(len(buckets), -1, np.int64)
+        pending = np.arange(len(buckets))
         while len(pending):
-            here = self.first.take(slots)
-            is_same = (here == first) & (self.second.take(slots) == second)
+            words = self.first.take(buckets, axis=0)
+            slots = buckets * _BUCKET + (words == first[:, np.newaxis]).argmax(axis=1)
+            is_first = self.first.ravel().take(slots) == first
+            is_same = is_first & (self.second.take(slots) == second)
             found[pending] = np.where(is_same, slots, -1)
-            is_left = ~is_same & (here != 0)
+            is_left = ~is_first & (words[:, -1] != 0)
             pending, first, second = pending[is_left], first[is_left], second[is_left]
-            slots = (slots[is_left] + 1) & self._mask
+            buckets = (buckets[is_left] + 1) & self._mask
         return found
 
     def insert(self, pairs: _Pairs, sizes: _Words) -> int:
         """Take rows that are nowhere yet, the first so many that there is room for."""
         taken = min(len(sizes), max(0, int(len(self.sizes) * _FILLED_MAX) - self.filled))
         pairs, sizes = pairs.those(slice(taken)), sizes[:taken]
-        slots = self._homes(pairs)
-        while len(slots):
-            is_free = self.first[slots] == 0
-            self.first[slots[is_free]] = pairs.first[is_free]  # of two for one slot, the last stays
-            self.second[slots[is_free]] = pairs.second[is_free]
-            self.sizes[slots[is_free]] = sizes[is_free]
-            is_left = (self.first[slots] != pairs.first) | (self.second[slots] != pairs.second)
+        buckets = self._homes(pairs)
+        words = self.first.ravel()
+        while len(buckets):
+            is_free = self.first.take(buckets, axis=0) == 0
+            is_full = ~is_free[:, -1]
+            slots = (buckets * _BUCKET + is_free.argmax(axis=1))[~is_full]
+            words[slots] = pairs.first[~is_full]  # of two for one slot, the last stays
+            self.second[slots] = pairs.second[~is_full]
+            self.sizes[slots] = sizes[~is_full]
+            is_left = is_full.copy()
+            is_left[~is_full] = (words[slots] != pairs.first[~is_full]) | (
+                self.second[slots] != pairs.second[~is_full]
+            )
+            buckets = ((buckets + is_full) & self._mask)[is_left]
             pairs, sizes = pairs.those(is_left), sizes[is_left]
-            slots = (slots[is_left] + 1) & self._mask
         self.filled += taken
         return taken
 
     def remove(self, pairs: _Pairs) -> None:
-        """Empty the slots of these, which are all here, and close the gaps: a run of full slots
-        must lead to every row whose home is in it."""
+        """Take these out, which are all here. Where a full bucket gets room, a key that had found
+        it full comes back into it."""
         for index in range(len(pairs.first)):
-            [gap] = self.find(pairs.those(slice(index, index + 1))).tolist()
-            at = gap
-            while self.first[at := (at + 1) & self._mask]:
-                home = int(self.first[at]) & self._mask
-                if (at - home) & self._mask >= (at - gap) & self._mask:
-                    self._set(gap, self.first[at], self.second[at], self.sizes[at])
-                    gap = at
-            self._set(gap, 0, 0, 0)
+            [slot] = self.find(pairs.those(slice(index, index + 1))).tolist()
+            bucket = slot // _BUCKET
+            was_full = self._empty(slot)
+            behind = bucket
+            while was_full:
+                behind = (behind + 1) & self._mask
+                is_full = bool(self.first[behind, -1])
+                moved = self._passed(behind, bucket)
+                if moved is not None:
+                    self._move(moved, bucket * _BUCKET + _BUCKET - 1)
+                    self._empty(moved)
+                    bucket = behind
+                was_full = is_full
             self.filled -= 1
 
-    def _set(self, slot: int, *row: "int | np.uint64") -> None:
-        self.first[slot], self.second[slot], self.sizes[slot] = row
+    def _passed(self, bucket: int, gap: int) -> int | None:
+        """The slot of a key in a bucket that had passed, or begun at, `gap`."""
+        for at, word in enumerate(self.first[bucket].tolist()):
+            home = word & self._mask
+            if word and (bucket - home) & self._mask >= (bucket - gap) & self._mask:
+                return bucket * _BUCKET + at
+        return None
+
+    def _empty(self, slot: int) -> bool:
+        """Empty a slot, by the last one of its bucket; whether the bucket was full."""
+        row = self.first[slot // _BUCKET]
+        was_full = bool(row[-1])
+        last = slot // _BUCKET * _BUCKET + int(np.count_nonzero(row)) - 1
+        self._move(last, slot)
+        self.first.ravel()[last] = 0
+        return was_full
+
+    def _move(self, source: int, target: int) -> None:
+        words = self.first.ravel()
+        words[target] = words[source]
+        self.second[target] = self.second[source]
+        self.sizes[target] = self.sizes[source]
 
     def _homes(self, pairs: _Pairs) -> _Slots:
         return (pairs.first & np.uint64(self._mask)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The index of chunk files against a dict, in tables so small that they fill and run over."""
+"""The index of chunk files against a dict, in tables so full that keys pass full buckets."""
 
 from unittest.mock import patch
 
@@ -16,12 +16,15 @@ files = st.tuples(st.sampled_from(HASHES), st.sampled_from(PARTS))
 changes = st.dictionaries(files, st.one_of(st.just(0), st.integers(1, 2**63)), max_size=40)
 
 
-@given(steps=st.lists(changes, max_size=12), expected=st.sampled_from([0, 8, 100]))
+@given(steps=st.lists(changes, max_size=12), expected=st.sampled_from([0, 30, 70]))
 def test_the_index_says_what_it_was_told(
     steps: list[dict[tuple[bytes, tuple[int, int]], int]], expected: int
 ) -> None:
     told: dict[tuple[bytes, tuple[int, int]], int] = {}
-    with patch("kvfs.meta.chunk_index.CHUNK_INDEX_ROWS_MIN", 4):
+    with (
+        patch("kvfs.meta.chunk_index.CHUNK_INDEX_ROWS_MIN", 16),
+        patch("kvfs.meta.chunk_index._FILLED_MAX", 0.9),
+    ):
         index = ChunkIndex(expected)
         for step in steps:
             index.change(
