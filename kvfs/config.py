@@ -44,6 +44,7 @@ CLUSTER_PAGE_MEMBERS = 1000  # names read in one go
 CLUSTER_RECORDS_CACHED_MAX = 262_144  # about 100 MiB
 CLUSTER_GROUPS_CACHED_MAX = 65_536
 CLUSTER_CONFLICTS_MAX = 64  # tries of one change, while others change the same names
+CLUSTER_CLAIMS_MAX = 16  # ranges of inode numbers that a node asks for
 CLUSTER_WAIT_S = 0.002  # at most, between two of them
 CLUSTER_FEED_ENTRIES = 65_536  # a node that was away for longer forgets all that it knew
 CLUSTER_NEWS_ENTRIES = 512  # heard in one go

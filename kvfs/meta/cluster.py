@@ -256,13 +256,24 @@ class ClusterBatch(ClusterView, Batch):
 
     # Blobs ---------------------------------------------------------------------------------------
     def ensure_blob(self, publication: Publication) -> None:
-        was_known = self.blob(publication.digest) is not None
+        known = self.blob(publication.digest)
         super().ensure_blob(publication)
-        if not was_known:
-            blob = self.blob(publication.digest)
-            assert blob is not None
-            self._put_blob(replace(blob, references=len(self.holders(blob.digest))))
-            self.txn.shared.write(self._copy(blob.digest), b"")
+        if known is None or not known.references:
+            self._begin_copy(publication.digest)
+
+    def _begin_copy(self, digest: bytes) -> None:
+        """The bytes of a digest have come here: so have those of all files that hold it."""
+        blob = self.blob(digest)
+        assert blob is not None
+        holders = self.holders(digest)
+        self._put_blob(replace(blob, references=len(holders)))
+        for ino in holders:
+            inode = self.inode(ino)
+            rank = self._rank(inode)
+            if rank is not None:
+                self.txn.put(rank, b"", db=self.tables.used)
+            self._set_stamp(inode)
+        self.txn.shared.write(self._copy(digest), b"")
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)

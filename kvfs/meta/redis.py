@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from kvfs.config import CLUSTER_CONFLICTS_MAX, CLUSTER_WAIT_S, META_BYTES_MAX
+import xxhash
+
+from kvfs.config import CLUSTER_CLAIMS_MAX, CLUSTER_CONFLICTS_MAX, CLUSTER_WAIT_S, META_BYTES_MAX
 from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
@@ -36,7 +38,7 @@ from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
 
 _Result = TypeVar("_Result")
-_NUMBER_BITS = 31  # of a node's inode numbers that are its own; the number stays below 2^63
+_RANGES = 1 << 26  # of 2^32 inode numbers each: numbers stay below 2^58
 
 
 class _Changed(Exception):
@@ -46,12 +48,14 @@ class _Changed(Exception):
 class RedisEngine(LmdbEngine):
     """`MetaEngine` of a cluster. Raises `Unavailable` besides, where the server does not answer."""
 
-    def __init__(self, database: Database, server: MetaServer, node_id: bytes) -> None:
+    def __init__(
+        self, database: Database, server: MetaServer, node_id: bytes, root: dict[Record, bytes]
+    ) -> None:
         self._server = server
+        self._root = root
         self._known = Known(server)
-        self._node_id = node_id
-        low = int.from_bytes(node_id[:4], "little") & ((1 << _NUMBER_BITS) - 1)
-        self._number_base = max(low, 1) << 32
+        self.node_id = node_id
+        self._number_base = _claim_numbers(server, node_id)
         news = server.news(0)
         self._sequence, self._inodes = news.sequence, news.inodes
         super().__init__(database)
@@ -78,17 +82,14 @@ class RedisEngine(LmdbEngine):
         root = records.new_root(root_uid, root_gid, now_ns)
         with ExitStack() as stack:
             server = stack.enter_context(closing(MetaServer(url, cluster, node_id)))
-            server.begin(
-                {
-                    Record(SharedTable.INODE, pack_native(ROOT_INO)): records.encode_inode(root),
-                    Record(SharedTable.DIRENT, records.ROOT_DIRENT_KEY): (
-                        records.encode_dirent(root)
-                    ),
-                }
-            )
+            first = {
+                Record(SharedTable.INODE, pack_native(ROOT_INO)): records.encode_inode(root),
+                Record(SharedTable.DIRENT, records.ROOT_DIRENT_KEY): records.encode_dirent(root),
+            }
+            server.begin(first)
             database = Database.open(directory, root, map_bytes)
             stack.callback(database.env.close)
-            engine = cls(database, server, node_id)
+            engine = cls(database, server, node_id, first)
             stack.pop_all()
         return engine
 
@@ -124,7 +125,7 @@ class RedisEngine(LmdbEngine):
                 ClusterTransaction(txn, shared, self._tables),
                 self._tables,
                 self._cache,
-                self._node_id,
+                self.node_id,
                 self._number_base,
             )
             try:
@@ -157,7 +158,7 @@ class RedisEngine(LmdbEngine):
         elif isinstance(conflict.changed, Page):
             self._known.forget_page(conflict.changed)
         else:
-            self._forget_all()
+            raise self._begin_again()
 
     def _forget_records(self, changed: tuple[Record, ...]) -> None:
         self._known.forget(changed)
@@ -177,19 +178,29 @@ class RedisEngine(LmdbEngine):
         heard: list[Heard] = []
         while True:
             news = self._server.news(self._sequence)
+            if news.epoch != self._server.epoch:
+                raise self._begin_again()
             self._inodes = news.inodes
+            is_cut = not news.entries
             for sequence, node, raw in news.entries:
                 if sequence != self._sequence + 1:
-                    break  # the feed was cut between
+                    is_cut = True
+                    break
                 self._sequence = sequence
-                if node != self._node_id:
+                if node != self.node_id:
                     heard.append(self._hear(decode_news(raw)))
-            if self._sequence == news.sequence and self._server.epoch == news.epoch:
+            if self._sequence >= news.sequence:
                 return heard
-            if self._server.epoch != news.epoch or not news.is_all or not news.entries:
+            if is_cut:  # what was between is lost: of nothing it is known whether it changed
                 self._forget_all()
                 self._sequence = news.sequence
-                self._server.epoch = news.epoch
+
+    def _begin_again(self) -> Unavailable:
+        """The server has lost everything, or was made anew by another node."""
+        self._server.begin(self._root)
+        self._forget_all()
+        self._sequence = self._server.news(0).sequence
+        return Unavailable("the metadata server was emptied; its names are gone")
 
     def _hear(self, heard: Heard) -> Heard:
         self._forget_records(heard.records)
@@ -204,7 +215,7 @@ class RedisEngine(LmdbEngine):
                     ClusterTransaction(txn, shared, self._tables),
                     self._tables,
                     self._cache,
-                    self._node_id,
+                    self.node_id,
                     self._number_base,
                 )
                 for move in heard.moves:
@@ -212,9 +223,28 @@ class RedisEngine(LmdbEngine):
                 batch.finish()
         return heard
 
+    # Copies --------------------------------------------------------------------------------------
+    def copies(self, digest: bytes) -> list[bytes]:
+        """The nodes that have the bytes of a digest, by their ids."""
+        with self._reading() as view:
+            assert isinstance(view, ClusterView)
+            return view.copies(digest)
+
     # What differs --------------------------------------------------------------------------------
     def usage(self) -> Usage:
         return replace(super().usage(), inodes=self._inodes)
 
     def index_more(self) -> bool:
         return False  # this node does not have all names
+
+
+def _claim_numbers(server: MetaServer, node_id: bytes) -> int:
+    """The first of the inode numbers that only this node gives: the same at each start, and after
+    the server has lost everything, but for two nodes in many millions."""
+    for attempt in range(CLUSTER_CLAIMS_MAX):
+        chosen = xxhash.xxh3_64_intdigest(node_id, attempt) % (_RANGES - 1) + 1
+        if server.claim(b"numbers:%d" % chosen):
+            return chosen << 32
+    raise Unavailable(
+        "the metadata server has no range of inode numbers left; is it this cluster's?"
+    )

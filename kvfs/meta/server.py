@@ -88,6 +88,12 @@ class MetaServer:
             raise Unavailable("the metadata server was emptied just now; try again")
         self.epoch = _raw(found)
 
+    def claim(self, name: bytes) -> bool:
+        """Take something that only one node may have, for good; whether it is this node's."""
+        key = self._key(b"claim:" + name)
+        self._ask(lambda: self._redis.set(key, self._node_id, nx=True))
+        return self._ask(lambda: self._redis.get(key)) == self._node_id
+
     # Reading -------------------------------------------------------------------------------------
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
         """As `Source.values`, in one round trip."""

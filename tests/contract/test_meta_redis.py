@@ -1,15 +1,19 @@
 """The engine of a cluster against the contract, and what several of them promise each other."""
 
+import errno
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
-from kvfs.meta.contract import MetaEngine
+from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
-from tests.contract.meta_suite import T0, MetaSuite
-from tests.redis_rig import RedisServer, redis_server
+from tests.contract.meta_suite import FILE, T0, MetaSuite, digest, publication, refused
+from tests.redis_rig import RedisServer, free_port, redis_server
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +39,164 @@ class TestRedis(MetaSuite):
         yield open_again
         for engine in opened:
             engine.close()
+
+
+class Cluster:
+    """Engines of several nodes on one server."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self._directory = directory
+        self._url = url
+        self._name = secrets.token_hex(8)
+        self.engines: list[RedisEngine] = []
+
+    def join(self) -> RedisEngine:
+        node_id = secrets.token_bytes(16)
+        directory = self._directory / node_id.hex()
+        engine = RedisEngine.join(directory, self._url, self._name, node_id, now_ns=T0)
+        self.engines.append(engine)
+        return engine
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, server: RedisServer) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, server.url)
+    yield made
+    for engine in made.engines:
+        engine.close()
+
+
+def names_in(engine: RedisEngine, directory: int = ROOT_INO) -> list[bytes]:
+    return [entry.name for entry in engine.entries(directory, b"", 1000)]
+
+
+def test_what_one_node_does_another_sees(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    assert b.resolve([b"kv/f"]) == [None]
+    [published] = a.publish([publication(1, b"kv/f")], T0)
+    b.catch_up()
+    [seen] = b.resolve([b"kv/f"])
+    assert seen == published.inode
+    assert b.sizes([b"kv/f"]) == [101]
+    a.rename(published.parent, b"f", ROOT_INO, b"g", T0)
+    b.catch_up()
+    assert b.sizes([b"kv/f", b"g"]) == [None, 101]
+    b.unlink(ROOT_INO, b"g", T0)
+    a.catch_up()
+    assert (names_in(a), a.usage().inodes) == ([b"kv"], b.usage().inodes)
+
+
+def test_numbers_of_two_nodes_differ(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    inos = [(a, b)[n % 2].make(ROOT_INO, b"%d" % n, FILE, 0, 0, T0).ino for n in range(8)]
+    assert len(set(inos)) == 8
+    assert max(inos) < 1 << 58
+
+
+def test_a_write_on_old_knowledge_runs_again(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    assert (names_in(a), names_in(b)) == ([], [])
+    assert [e.lookup(ROOT_INO, b"f") for e in (a, b)] == [None, None]
+    a.make(ROOT_INO, b"f", FILE, 0, 0, T0)
+    refused(errno.EEXIST, b.make, ROOT_INO, b"f", FILE, 0, 0, T0)  # without having been told
+    a.unlink(ROOT_INO, b"f", T0)
+    b.make(ROOT_INO, b"f", FILE, 0, 0, T0)
+    made = a.make_directories(b"d/e", 0o755, 0, 0, T0)
+    assert b.make_directories(b"d/e", 0o755, 0, 0, T0).ino == made.ino
+    b.rmdir(b.parent_of(made.ino), b"e", T0)
+    refused(errno.ENOENT, a.make, made.ino, b"x", FILE, 0, 0, T0)
+
+
+def test_nodes_that_fill_one_directory_lose_nothing(cluster: Cluster) -> None:
+    engines = [cluster.join() for _ in range(3)]
+    failures: list[KvfsError] = []
+
+    def fill(index: int) -> None:
+        try:
+            for n in range(40):
+                engines[index].publish([publication(n, b"d/%d-%d" % (index, n))], T0 + n)
+        except KvfsError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=fill, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    for engine in engines:
+        engine.catch_up()
+        directory = engine.lookup(ROOT_INO, b"d")
+        assert directory is not None
+        assert names_in(engine, directory.ino) == sorted(
+            b"%d-%d" % (i, n) for i in range(3) for n in range(40)
+        )
+        assert engine.usage().inodes == 122
+
+
+def test_a_blob_goes_where_it_lies_when_another_node_removes_its_last_name(
+    cluster: Cluster,
+) -> None:
+    a, b = cluster.join(), cluster.join()
+    [published] = a.publish([publication(1, b"f")], T0)
+    b.catch_up()
+    assert (b.blobs([digest(1)]), b.coldest(9)) == ([None], [])
+    assert b.copies(digest(1)) == [a.node_id]
+    b.unlink(ROOT_INO, b"f", T0)
+    b.forget([published.inode.ino])
+    assert a.doomed(9) == []
+    a.catch_up()
+    assert [blob.digest for blob in a.doomed(9)] == [digest(1)]
+    assert a.coldest(9) == []
+    a.bury([digest(1)])
+    b.catch_up()
+    assert b.copies(digest(1)) == []
+
+
+def test_equal_bytes_on_two_nodes_are_two_copies(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    a.publish([publication(1, b"f")], T0)
+    [second] = b.publish([publication(1, b"g")], T0 + 1)
+    a.catch_up()
+    assert sorted(a.copies(digest(1))) == sorted([a.node_id, b.node_id])
+    for engine in (a, b):
+        [blob] = engine.blobs([digest(1)])
+        assert blob is not None and blob.references == 2
+        assert len(engine.coldest(9)) == 2
+    a.restamp([(second.inode.ino, T0 + 50)])  # each node has its own order of use
+    assert [c.used_ns for c in a.coldest(9)] == [T0, T0 + 50]
+    assert [c.used_ns for c in b.coldest(9)] == [T0, T0 + 1]
+
+
+def test_a_node_that_missed_the_feed_forgets_what_it_knew(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.meta.server.CLUSTER_FEED_ENTRIES", 4)
+    a, b = cluster.join(), cluster.join()
+    assert b.sizes([b"f0", b"f199"]) == [None, None]
+    for n in range(200):  # the feed is cut in steps of about a hundred
+        a.publish([publication(1, b"f%d" % n)], T0)
+    b.catch_up()
+    assert b.sizes([b"f0", b"f199"]) == [101, 101]
+
+
+def test_a_wiped_server_is_noticed(cluster: Cluster, server: RedisServer) -> None:
+    a = cluster.join()
+    a.publish([publication(1, b"f")], T0)
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    with pytest.raises(Unavailable, match="was emptied"):
+        a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
+    a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
+    assert names_in(a) == [b"g"]
+
+
+def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"write redis://host:6379"):
+        RedisEngine.join(tmp_path, "http://here", "c", bytes(16))
+
+
+def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        RedisEngine.join(tmp_path, f"redis://127.0.0.1:{free_port()}", "c", bytes(16))
+    assert not (tmp_path / "data.mdb").exists()
