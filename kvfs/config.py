@@ -180,6 +180,7 @@ class PeerLimits:
     backoff_s_max: float = 10.0
     # As either.
     handshake_s: float = 5.0
+    heartbeat_s: float = 5.0
     progress_s: float = 5.0  # without a byte, the other side counts as stalled
     close_s: float = 5.0  # for threads to leave
 

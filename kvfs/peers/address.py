@@ -21,6 +21,15 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def is_numeric(self) -> bool:
+        """Whether nobody must be asked what host it is."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
     def is_loopback(self) -> bool:
         """Whether nobody but this host can reach it."""
         try:

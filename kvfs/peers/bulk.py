@@ -172,6 +172,8 @@ class BulkListener:
             log.debug("a bulk stream ended: %s", error)
         except OSError as error:
             log.warning("a bulk stream broke off: %s", error)
+        except Exception:  # the thread's outer edge: the source has a bug
+            log.exception("a bulk stream met a bug")
         finally:
             self._forget(stream)
 

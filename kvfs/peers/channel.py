@@ -33,7 +33,6 @@ from kvfs.peers.messages import (
 )
 
 _QUEUED_MESSAGES_MAX = 64
-_HEARTBEAT_S = 5.0
 _EVENTS_MAX = 16
 _WORDS = {
     zmq.EVENT_CLOSED: "cannot be reached",
@@ -123,7 +122,7 @@ class Channel:
             (zmq.SNDHWM, _QUEUED_MESSAGES_MAX),
             (zmq.RECONNECT_IVL, -1),  # never
             (zmq.HANDSHAKE_IVL, int(limits.handshake_s * 1000)),
-            (zmq.HEARTBEAT_IVL, int(_HEARTBEAT_S * 1000)),
+            (zmq.HEARTBEAT_IVL, int(limits.heartbeat_s * 1000)),
             (zmq.HEARTBEAT_TIMEOUT, int(limits.progress_s * 1000)),
         ):
             self._socket.setsockopt(option, value)

@@ -78,6 +78,8 @@ class PeerClient:
         limits: PeerLimits | None = None,
     ) -> None:
         self._address = parse_address(address)
+        if not self._address.is_numeric:
+            raise InvalidInput(address, "must have an IP address: to resolve a name may take long")
         if (keys is None) != (server_key is None):
             raise InvalidInput(address, "needs own keys and the peer's public key, or neither")
         if server_key is not None and not is_key(server_key):

@@ -84,11 +84,19 @@ class Desk:
         return Tickets(tuple(next(given) if here else None for here in is_here))
 
     def _read(self, digest: bytes, offset: int, length: int) -> Answer:
+        """A blob that cannot be read is not here: the others that a peer reads need not suffer."""
+        try:
+            data = self._read_range(digest, offset, length)
+        except (KvfsError, OSError) as error:
+            log.warning("a blob cannot be read for a peer: %s", error)
+            data = b""
+        return (Bytes(length), data) if len(data) == length else (Bytes(None), None)
+
+    def _read_range(self, digest: bytes, offset: int, length: int) -> bytes:
         fd = self._source.open(digest)
         if fd is None:
-            return Bytes(None), None
+            return b""
         try:
-            data = os.pread(fd, length, offset)
+            return os.pread(fd, length, offset)
         finally:
             os.close(fd)
-        return (Bytes(length), data) if len(data) == length else (Bytes(None), None)

@@ -20,7 +20,6 @@ from kvfs.peers.keys import Keys
 from kvfs.peers.zap import DOMAIN, Gatekeeper
 
 _QUEUED_MESSAGES_MAX = 32  # of one channel, each way
-_HEARTBEAT_S = 5.0
 _EVENTS_MAX = 256  # of the monitor, in one go
 
 
@@ -68,7 +67,7 @@ class Front:
             (zmq.RCVHWM, _QUEUED_MESSAGES_MAX),
             (zmq.SNDHWM, _QUEUED_MESSAGES_MAX),
             (zmq.HANDSHAKE_IVL, int(self._limits.handshake_s * 1000)),
-            (zmq.HEARTBEAT_IVL, int(_HEARTBEAT_S * 1000)),
+            (zmq.HEARTBEAT_IVL, int(self._limits.heartbeat_s * 1000)),
             (zmq.HEARTBEAT_TIMEOUT, int(self._limits.progress_s * 1000)),
             (zmq.ROUTER_MANDATORY, 1),  # or it would drop in silence what nobody takes
         ):

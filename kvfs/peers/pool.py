@@ -45,16 +45,24 @@ class Pool(Generic[Item]):
                 if not self._changed.wait(max(0.0, end_s - time.monotonic())):
                     raise Unavailable(f"{self._what}: all {self._size} are in use")
             self._making += 1
-        made: Item | None = None
         try:
             made = make()
-        finally:
+        except BaseException:
             with self._changed:
                 self._making -= 1
-                if made is not None:
-                    self._used.add(made)
                 self._changed.notify()
+            raise
+        if not self._adopt(made):
+            made.close()
+            raise Unavailable(f"{self._what}: the client is closed")
         return made, False
+
+    def _adopt(self, made: Item) -> bool:
+        with self._changed:
+            self._making -= 1
+            if not self._closed:
+                self._used.add(made)
+            return not self._closed
 
     def put(self, item: Item) -> None:
         """Keep a connection for the next one."""

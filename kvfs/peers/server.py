@@ -126,14 +126,24 @@ class PeerServer:
         if left:
             log.warning("threads of the peer server are busy still: %s", [t.name for t in left])
 
+    @property
+    def session_count(self) -> int:
+        """Of channels that have said hello."""
+        return len(self._sessions)
+
+    @property
+    def stream_count(self) -> int:
+        return self._bulk.stream_count
+
     # The thread that owns the channels ------------------------------------------------------------
     def _serve_always(self) -> None:
         try:
             next_tick_s = time.monotonic() + _TICK_S
+            has_more = False
             while not self._closing:
-                self._front.wait(max(0.0, next_tick_s - time.monotonic()))
-                while self._take_turn() and not self._closing:
-                    self._front.wait(0)
+                wait_s = 0.0 if has_more else max(0.0, next_tick_s - time.monotonic())
+                self._front.wait(wait_s)
+                has_more = self._take_turn()
                 now_s = time.monotonic()
                 if now_s >= next_tick_s:
                     self._sessions.end_idle(now_s)

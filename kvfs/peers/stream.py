@@ -45,7 +45,6 @@ class BulkStream:
         self._address = address
         self._progress_s = progress_s
         self._aborted = False
-        self.idle_since_s = time.monotonic()
         try:
             timeout_s = max(_TIMEOUT_S_MIN, min(progress_s, end_s - time.monotonic()))
             self._socket = socket.create_connection((address.host, address.port), timeout_s)
