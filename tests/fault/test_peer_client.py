@@ -51,7 +51,7 @@ TICKET = b"t" * 32
 HEADER = struct.Struct("<4sB3xQ")
 
 
-def _refused_s(call: Callable[[], object], match: str = "") -> float:
+def _refused_s(call: Callable[[], object], match: str | None = None) -> float:
     """How long a call takes that must raise `Unavailable`."""
     begin_s = time.monotonic()
     with pytest.raises(Unavailable, match=match):
