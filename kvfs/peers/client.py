@@ -208,7 +208,11 @@ class PeerClient:
             end_s,
         )
         welcome = channel.welcome
-        self._bulk_address = Address(welcome.bulk_host or self._address.host, welcome.bulk_port)
+        bulk_address = Address(welcome.bulk_host or self._address.host, welcome.bulk_port)
+        if not bulk_address.is_numeric:
+            channel.close()
+            raise PeerGone(f"{self._address}: names no IP address for its bulk stream")
+        self._bulk_address = bulk_address
         return channel
 
     def _on_channel(self, use: Callable[[Channel], _Result], end_s: float) -> _Result:

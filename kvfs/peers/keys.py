@@ -26,10 +26,14 @@ _PAIR_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A node's own keys. The secret one is never shown."""
+    """A node's own keys. The secret one is never shown. Raises `InvalidInput` for what is none."""
 
     public: str
     secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not is_key(self.public) or not is_key(self.secret):
+            raise InvalidInput("key pair", f"is none: a key has {KEY_CHARACTERS} characters (Z85)")
 
 
 @dataclass(frozen=True, slots=True)

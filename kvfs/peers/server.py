@@ -172,6 +172,9 @@ class PeerServer:
             self._end(arrival.route, 0, Refusal(Code.INVALID, shortened(str(error))))
             return
         session = self._sessions.get(arrival.route)
+        if session is not None and arrival.key not in ("", session.owner):
+            self._sessions.end(arrival.route)  # another peer has taken the name of its channel
+            session = None
         match request:
             case Hello():
                 self._greet(arrival, number, request, session)

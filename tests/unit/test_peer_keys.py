@@ -98,6 +98,13 @@ def test_a_line_without_a_key_is_refused_with_its_number(tmp_path: Path, line: s
         load_known(path)
 
 
+def test_a_pair_of_no_keys_cannot_be_made() -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    for pair in (("", ""), (public, "x"), (secret[:-1], secret)):
+        with pytest.raises(InvalidInput, match="40 characters"):
+            KeyPair(*pair)
+
+
 def test_missing_known_keys_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_known(tmp_path / "known")
@@ -115,7 +122,8 @@ def test_strangers_are_not_served_by_accident(address: str) -> None:
     with pytest.raises(InvalidInput, match="insecure=True"):
         check_exposure(parse_address(address), None, insecure=False)
     check_exposure(parse_address(address), None, insecure=True)
-    check_exposure(parse_address(address), Keys(KeyPair("", "")), insecure=False)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    check_exposure(parse_address(address), Keys(KeyPair(public, secret)), insecure=False)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.3.2.1:0", "[::1]:0", "localhost:0"])
