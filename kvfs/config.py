@@ -96,6 +96,12 @@ STORE_HANDOVER_S = 10.0  # how long a mount waits for a node that is giving its 
 MOUNT_PROBE_S = 5.0  # for an old mount to answer, before it counts as hanging
 LOG_BYTES_MAX = 16 * MIB  # node.log, and as much again in node.log.1
 
+# Between nodes. What a message may hold; `PeerLimits` has the rest.
+PEER_FRAME_BYTES_MAX = MIB
+PEER_BATCH_ITEMS_MAX = 4096  # digests or ranges in one message
+PEER_READ_BYTES_MAX = 512 * KIB  # of one answer inside the channel
+PEER_TEXT_BYTES_MAX = 1024
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 READ_AHEAD_KIB_MAX = 1024 * 1024
 
@@ -161,6 +167,37 @@ class MountConfig:
     symlink: bool = False  # published files show as links to their blobs
     read_ahead_kib: int = 1024
     flags: tuple[str, ...] = ()  # of mount(2), such as "ro"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """What a node grants its peers, and how long it waits for them."""
+
+    # As a server.
+    connections_max: int = 2048  # channels on the network, with or without a session
+    sessions_max: int = 1024
+    sessions_per_peer_max: int = 128
+    session_idle_s: float = 300.0
+    session_requests_max: int = 16  # that one session may have unanswered
+    requests_max: int = 1024  # unanswered, of all sessions
+    workers: int = 4  # threads that ask the source
+    tickets_max: int = 65_536
+    tickets_per_session_max: int = 4096
+    ticket_life_s: float = 30.0
+    streams_max: int = 256
+    stream_idle_s: float = 60.0
+    stream_bytes_per_s_min: int = 256 * KIB  # who reads slower has its stream closed
+    # As a client, of each peer.
+    channels_max: int = 4
+    streams_per_peer_max: int = 8
+    read_window: int = 8  # of reads inside the channel that are unanswered
+    backoff_s_min: float = 0.1
+    backoff_s_max: float = 10.0
+    # As either.
+    handshake_s: float = 5.0
+    heartbeat_s: float = 5.0
+    progress_s: float = 5.0  # without a byte, the other side counts as stalled
+    close_s: float = 5.0  # for threads to leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ PURE = {
     "kvfs.meta.contract",
     "kvfs.meta.records",
     "kvfs.meta.chunk_index",
+    "kvfs.peers.address",
+    "kvfs.peers.messages",
     "mount.states",
     "mount.numbers",
     "mount.directories",
@@ -61,7 +63,7 @@ HOMES = {
     "rich": ("kvfs",),
 }
 
-HEADS = ("kvfs", "kvfs.meta", "kvfs.shell", "mount", "gpu_bridge")  # of packages
+HEADS = ("kvfs", "kvfs.meta", "kvfs.peers", "kvfs.shell", "mount", "gpu_bridge")  # of packages
 LOOP_FREE = ("kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "gpu_bridge")
 
 # What an engine process and every command load first: it must not pull these in, not even through

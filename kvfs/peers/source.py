@@ -1,0 +1,23 @@
+"""What a peer server needs of its node, and no more."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvfs.peers.messages import Health
+
+
+class Source(Protocol):
+    """The blobs of a node. Called in several threads at a time; `KvfsError` and OSError say that it
+    could not."""
+
+    def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        """The size in bytes of each blob that is here, whole and finished; None for the others."""
+
+    def open(self, digest: bytes) -> int | None:
+        """A new descriptor of a whole, finished blob, which the server closes; None: not here."""
+
+    def hinted(self, digests: Sequence[bytes]) -> None:
+        """A peer thinks that these blobs will be wanted here soon."""
+
+    def health(self) -> Health:
+        """How the node is now."""

@@ -1,0 +1,514 @@
+"""Senders that break rules, stall or flood lose their session, and an honest client nothing."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from kvfs.config import MIB, PEER_FRAME_BYTES_MAX, PeerLimits
+from kvfs.errors import Unavailable
+from kvfs.peers.client import PeerClient
+from kvfs.peers.messages import (
+    PEER_PROTOCOL,
+    Code,
+    HealthWanted,
+    Hello,
+    Lookup,
+    Range,
+    Refusal,
+    Sizes,
+    Tickets,
+    TicketsWanted,
+    encode,
+)
+from kvfs.peers.server import PeerServer
+from scripts.peer_rig import CLIENT_ID, CLUSTER, SERVER_ID, DirectorySource
+from tests.peers import (
+    DEADLINE_S,
+    QUICK,
+    RawChannel,
+    SlowSource,
+    asking,
+    is_hung_up,
+    peer_threads,
+    raw_zmtp,
+    read_whole,
+    receive_exactly,
+    serving,
+)
+from tests.processes import wait_until
+
+DATA = os.urandom(300_000)
+ABSENT = b"a" * 16
+HEADER = struct.Struct("<4sB3xQ")
+HERE, GONE, NO_TICKET, FAILED = range(4)
+
+
+class Ground:
+    """A server with one blob, and an honest client of it."""
+
+    def __init__(self, directory: Path, stack: ExitStack, limits: PeerLimits = QUICK) -> None:
+        self.source = DirectorySource(directory)
+        self.digest = self.source.add(DATA)
+        self.server = stack.enter_context(serving(self.source, limits=limits))
+        self.client = stack.enter_context(asking(self.server.port))
+
+    def is_well(self) -> bool:
+        return read_whole(self.client, self.digest, len(DATA)) == DATA
+
+    def tickets(self, channel: RawChannel, number: int, ranges: list[Range]) -> list[bytes]:
+        channel.send(encode(number, TicketsWanted(tuple(ranges))))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Tickets)
+        tickets = [ticket for ticket in reply[1].tickets if ticket is not None]
+        assert len(tickets) == len(ranges)
+        return tickets
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with ExitStack() as stack:
+        made = Ground(tmp_path, stack)
+        assert made.is_well()
+        yield made
+        assert made.is_well()
+
+
+def _bulk(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+
+
+# On the channel -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xc1" * 100, id="no msgpack"),
+        pytest.param(msgpack.packb([2, 5, b"d" * 17]), id="a part of a digest"),
+        pytest.param(msgpack.packb([99, 5]), id="an unknown kind"),
+        pytest.param(msgpack.packb([66, 5, bytes(8)]), id="a reply"),
+        pytest.param(b"\x91" * 100_000, id="deep lists"),
+        pytest.param(bytes(PEER_FRAME_BYTES_MAX), id="the largest frame"),
+    ],
+)
+def test_a_malformed_message_costs_its_sender_the_session(ground: Ground, body: bytes) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.greet()
+        channel.send(encode(2, HealthWanted()))
+        assert channel.receive() is not None
+        channel.send(body)
+        reply = channel.receive()
+        assert reply is not None and reply[0] == 0
+        assert isinstance(reply[1], Refusal) and reply[1].code is Code.INVALID
+        channel.send(encode(3, HealthWanted()))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert reply[1].code is Code.NO_SESSION
+
+
+def test_a_message_of_two_parts_ends_the_session(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.greet()
+        channel.send(encode(2, HealthWanted()), b"more", b"and more")
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert "more than one part" in reply[1].text
+        wait_until(lambda: ground.server.session_count == 1)
+
+
+@pytest.mark.parametrize("number", [7, 6, 1])
+def test_a_number_that_does_not_grow_is_a_replay(ground: Ground, number: int) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.greet()
+        channel.send(encode(7, HealthWanted()))
+        assert channel.receive() is not None
+        channel.send(encode(number, HealthWanted()))
+        reply = channel.receive()
+        assert reply == (number, Refusal(Code.REPLAY, f"number {number} is not new"))
+        channel.send(encode(8, HealthWanted()))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert reply[1].code is Code.NO_SESSION
+
+
+def test_a_second_hello_ends_the_session(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.greet()
+        channel.send(encode(2, Hello(PEER_PROTOCOL, CLUSTER, CLIENT_ID, b"n" * 16)))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert reply[1].code is Code.INVALID
+        channel.greet()  # begins a new one
+
+
+def test_another_version_is_told_so(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.send(encode(1, Hello(PEER_PROTOCOL + 1, CLUSTER, CLIENT_ID, b"n" * 16)))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert reply[1].code is Code.STRANGER
+
+
+def test_who_does_not_say_hello_gets_no_answer_but_that(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        channel.send(encode(1, Lookup((ground.digest,))))
+        assert channel.receive() == (1, Refusal(Code.NO_SESSION, "say hello first"))
+
+
+def test_a_message_too_large_costs_the_connection(ground: Ground) -> None:
+    with raw_zmtp(ground.server.port) as connection:
+        size = PEER_FRAME_BYTES_MAX + 1
+        connection.sendall(b"\x02" + size.to_bytes(8, "big") + bytes(1000))
+        assert is_hung_up(connection)
+
+
+def test_half_a_message_costs_the_connection(ground: Ground) -> None:
+    with raw_zmtp(ground.server.port) as connection:
+        connection.sendall(b"\x02" + (1000).to_bytes(8, "big") + bytes(10))
+        assert is_hung_up(connection)
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff" + bytes(8), b"GET / HTTP/1.1\r\n\r\n" * 10])
+def test_half_a_handshake_costs_the_connection(ground: Ground, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", ground.server.port), DEADLINE_S) as connection:
+        connection.sendall(said)
+        assert is_hung_up(connection)
+
+
+def test_requests_too_many_end_the_session(tmp_path: Path) -> None:
+    source = SlowSource(tmp_path)
+    digest = source.add(b"abc")
+    limits = replace(QUICK, workers=2, session_requests_max=4)
+    with (
+        serving(source, limits=limits) as server,
+        RawChannel(server.port) as channel,
+        asking(server.port) as client,
+    ):
+        channel.greet()
+        for number in range(2, 7):
+            channel.send(encode(number, Lookup((digest,))))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        assert "more than 4 requests" in reply[1].text
+        source.gate.set()
+        assert read_whole(client, digest, 3) == b"abc"
+        assert channel.receive(0.2) is None  # what it had asked before is not answered
+        assert source.waiting <= 2 + 1  # nor asked, but for what was under way
+
+
+def test_a_node_with_too_much_to_do_says_so(tmp_path: Path) -> None:
+    source = SlowSource(tmp_path)
+    limits = replace(QUICK, workers=1, requests_max=3)
+    with serving(source, limits=limits) as server, RawChannel(server.port) as channel:
+        channel.greet()
+        for number in range(2, 6):
+            channel.send(encode(number, Lookup((ABSENT,))))
+        reply = channel.receive()
+        assert reply == (5, Refusal(Code.BUSY, "the node has too much to do"))
+        source.gate.set()
+        replies = [channel.receive() for _ in range(3)]
+        assert replies == [(number, Sizes((None,))) for number in (2, 3, 4)]
+
+
+def test_sessions_too_many_push_out_the_longest_idle(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        ground = Ground(tmp_path, stack, replace(QUICK, sessions_per_peer_max=3))
+        channels = [stack.enter_context(RawChannel(ground.server.port)) for _ in range(4)]
+        for channel in channels:
+            channel.greet()
+        channels[0].send(encode(2, HealthWanted()))
+        reply = channels[0].receive()
+        assert reply is not None and isinstance(reply[1], Refusal)
+        channels[3].send(encode(2, HealthWanted()))
+        reply = channels[3].receive()
+        assert reply is not None and not isinstance(reply[1], Refusal)
+        assert ground.is_well()
+
+
+def test_channels_too_many_are_not_let_in(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        ground = Ground(tmp_path, stack, replace(QUICK, connections_max=2))
+        assert ground.is_well()
+        channel = RawChannel(ground.server.port)
+        channel.greet()
+        with asking(ground.server.port) as late, pytest.raises(Unavailable):
+            late.health(2.0)
+        assert ground.is_well()
+        channel.__exit__()
+
+        def is_let_in() -> bool:
+            with asking(ground.server.port) as late:
+                try:
+                    return late.health(2.0).load == 0.0
+                except Unavailable:
+                    return False
+
+        wait_until(is_let_in)
+
+
+def test_who_does_not_read_answers_loses_the_session(tmp_path: Path) -> None:
+    """Its answers are bounded: what does not fit is not kept."""
+    with ExitStack() as stack:
+        limits = replace(
+            QUICK,
+            session_idle_s=60,
+            progress_s=30,
+            session_requests_max=100_000,
+            requests_max=100_000,
+        )
+        ground = Ground(tmp_path, stack, limits)
+        connection = stack.enter_context(raw_zmtp(ground.server.port))
+        _send_zmtp(connection, encode(1, Hello(PEER_PROTOCOL, CLUSTER, CLIENT_ID, b"n" * 16)))
+        digests = (ABSENT,) * 4096  # 32 KiB of answer to each
+        connection.settimeout(0.2)
+        number = 1
+        end_s = time.monotonic() + DEADLINE_S
+        while ground.server.session_count > 1 or number < 50:
+            assert time.monotonic() < end_s
+            number += 1
+            try:
+                _send_zmtp(connection, encode(number, Lookup(digests)))
+            except TimeoutError:
+                break  # the server reads no more of it either
+        assert ground.is_well()
+
+
+def _send_zmtp(connection: socket.socket, body: bytes) -> None:
+    connection.sendall(b"\x02" + len(body).to_bytes(8, "big") + body)
+
+
+def test_a_source_that_fails_is_a_refusal(tmp_path: Path, allow_warnings: list[str]) -> None:
+    class FailingSource(DirectorySource):
+        def sizes(self, digests: object) -> list[int | None]:
+            raise OSError(5, "Input/output error")
+
+        def open(self, digest: bytes) -> int | None:
+            raise OSError(5, "Input/output error")
+
+        def hinted(self, digests: object) -> None:
+            raise ZeroDivisionError
+
+    allow_warnings += ["a peer's request failed", "met a bug"]
+    with serving(FailingSource(tmp_path)) as server, asking(server.port) as client:
+        with pytest.raises(Unavailable, match="Input/output error"):
+            client.sizes([ABSENT], DEADLINE_S)
+        with pytest.raises(Unavailable, match="met a bug"):
+            client.hint([ABSENT], DEADLINE_S)
+        assert client.health(DEADLINE_S).load == 0.0
+
+
+def test_closing_takes_bounded_time_while_the_source_hangs(
+    tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("threads of the peer server are busy")
+    source = SlowSource(tmp_path)
+    server = PeerServer(
+        source, "127.0.0.1:0", SERVER_ID, CLUSTER, None, limits=replace(QUICK, close_s=0.5)
+    )
+    server.start()
+    with RawChannel(server.port) as channel:
+        channel.greet()
+        channel.send(encode(2, Lookup((ABSENT,))))
+        wait_until(lambda: source.waiting == 1)
+        begin_s = time.monotonic()
+        server.close()
+        assert time.monotonic() - begin_s < 5
+    source.gate.set()
+    wait_until(lambda: not peer_threads())
+
+
+# On the bulk stream -------------------------------------------------------------------------------
+def test_what_is_no_ticket_ends_the_stream(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        port = channel.greet().bulk_port
+        with _bulk(port) as stream:
+            stream.sendall(os.urandom(32 * 5))
+            assert receive_exactly(stream, HEADER.size) == HEADER.pack(b"KVB1", NO_TICKET, 0)
+            assert is_hung_up(stream)
+
+
+@pytest.mark.parametrize("said", [b"", bytes(31)], ids=["nothing", "a part of a ticket"])
+def test_a_stream_that_says_too_little_is_ended(ground: Ground, said: bytes) -> None:
+    with RawChannel(ground.server.port) as channel:
+        port = channel.greet().bulk_port
+        with _bulk(port) as stream:
+            stream.sendall(said)
+            assert is_hung_up(stream)
+
+
+def test_a_ticket_is_of_use_once_for_its_range_only(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        port = channel.greet().bulk_port
+        (ticket,) = ground.tickets(channel, 2, [Range(ground.digest, 5, 100)])
+        with _bulk(port) as stream:
+            stream.sendall(ticket)
+            assert receive_exactly(stream, HEADER.size) == HEADER.pack(b"KVB1", HERE, 100)
+            assert receive_exactly(stream, 100) == DATA[5:105]
+            stream.sendall(ticket)
+            assert receive_exactly(stream, HEADER.size) == HEADER.pack(b"KVB1", NO_TICKET, 0)
+            assert is_hung_up(stream)
+
+
+def test_tickets_are_answered_in_order_however_they_are_cut(ground: Ground) -> None:
+    with RawChannel(ground.server.port) as channel:
+        port = channel.greet().bulk_port
+        ranges = [Range(ground.digest, index * 7, index + 1) for index in range(300)]
+        sent = b"".join(ground.tickets(channel, 2, ranges))
+        with _bulk(port) as stream:
+            for begin in range(0, len(sent), 1000):
+                stream.sendall(sent[begin : begin + 1000])
+            for item in ranges:
+                header = receive_exactly(stream, HEADER.size)
+                assert header == HEADER.pack(b"KVB1", HERE, item.length)
+                data = receive_exactly(stream, item.length)
+                assert data == DATA[item.offset : item.offset + item.length]
+
+
+def test_a_client_that_never_reads_loses_its_stream(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        ground = Ground(tmp_path, stack)
+        large = ground.source.add(bytes(64 * MIB))
+        channel = stack.enter_context(RawChannel(ground.server.port))
+        port = channel.greet().bulk_port
+        (ticket,) = ground.tickets(channel, 2, [Range(large, 0, 64 * MIB)])
+        stream = stack.enter_context(_bulk(port))
+        assert ground.is_well()
+        count = ground.server.stream_count
+        stream.sendall(ticket)
+        wait_until(lambda: ground.server.stream_count < max(count, 2))
+        assert ground.is_well()
+
+
+def test_a_client_that_reads_by_drops_loses_its_stream(tmp_path: Path) -> None:
+    """Each wait ends in time, but all together do not."""
+    with ExitStack() as stack:
+        limits = replace(QUICK, stream_bytes_per_s_min=64 * MIB, stream_idle_s=60)
+        ground = Ground(tmp_path, stack, limits)
+        large = ground.source.add(bytes(64 * MIB))
+        channel = stack.enter_context(RawChannel(ground.server.port))
+        port = channel.greet().bulk_port
+        (ticket,) = ground.tickets(channel, 2, [Range(large, 0, 64 * MIB)])
+        stream = stack.enter_context(_bulk(port))
+        stream.sendall(ticket)
+        received = 0
+        end_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end_s:
+            try:
+                data = stream.recv(65_536)
+            except ConnectionError:
+                break
+            if not data:
+                break
+            received += len(data)
+            time.sleep(0.02)
+        assert received < 64 * MIB and time.monotonic() < end_s
+
+
+def test_streams_of_strangers_go_before_those_with_tickets(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        limits = replace(QUICK, streams_max=4, progress_s=30, stream_idle_s=60)
+        ground = Ground(tmp_path, stack, limits)
+        channel = stack.enter_context(RawChannel(ground.server.port))
+        port = channel.greet().bulk_port
+        (first, second) = ground.tickets(channel, 2, [Range(ground.digest, 0, 9)] * 2)
+        trusted = stack.enter_context(_bulk(port))
+        trusted.sendall(first)
+        assert receive_exactly(trusted, HEADER.size + 9)[-9:] == DATA[:9]
+        strangers = [stack.enter_context(_bulk(port)) for _ in range(10)]
+        assert is_hung_up(strangers[0])
+        trusted.sendall(second)
+        assert receive_exactly(trusted, HEADER.size + 9)[-9:] == DATA[:9]
+        assert ground.server.stream_count <= 4
+
+
+def test_a_blob_that_cannot_be_opened_is_a_miss_and_the_stream_goes_on(
+    tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("a blob cannot be opened for a peer")
+    with ExitStack() as stack:
+        ground = Ground(tmp_path, stack)
+        bad = ground.source.add(b"bad")
+        path = tmp_path / bad.hex()
+        path.unlink()
+        path.symlink_to(path.name)  # ELOOP
+        lost = ground.source.add(b"lost")
+        real_sizes = ground.source.sizes
+
+        def sizes(digests: list[bytes]) -> list[int | None]:
+            return [3 if digest == bad else real_sizes([digest])[0] for digest in digests]
+
+        ground.source.sizes = sizes  # type: ignore[method-assign, assignment]  # as a stale index does
+        buffers = [memoryview(bytearray(size)) for size in (3, 4, len(DATA))]
+        wants = list(zip((bad, lost, ground.digest), (0, 0, 0), buffers, strict=True))
+        assert ground.client.read_many(wants, DEADLINE_S) == [False, True, True]
+        assert bytes(buffers[2]) == DATA
+
+
+def test_a_blob_that_gets_shorter_while_it_is_sent_ends_the_stream(
+    tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    """What was promised can't be made up: the client must not take something else for it."""
+    allow_warnings.append("a blob got shorter")
+    with ExitStack() as stack:
+        ground = Ground(tmp_path, stack, replace(QUICK, progress_s=10))
+        large = ground.source.add(bytes(64 * MIB))
+        channel = stack.enter_context(RawChannel(ground.server.port))
+        port = channel.greet().bulk_port
+        (ticket,) = ground.tickets(channel, 2, [Range(large, 0, 64 * MIB)])
+        stream = stack.enter_context(_bulk(port))
+        stream.sendall(ticket)
+        receive_exactly(stream, HEADER.size + 1)  # it is under way
+        os.truncate(tmp_path / large.hex(), MIB)
+        received = 1
+        while data := stream.recv(MIB):
+            received += len(data)
+        assert received < 64 * MIB
+        assert ground.is_well()
+
+
+def test_a_flood_of_malformed_messages_delays_nobody_for_long(ground: Ground) -> None:
+    ended = threading.Event()
+    sent = 0
+
+    def flood() -> None:
+        nonlocal sent
+        with RawChannel(ground.server.port) as channel:
+            while not ended.is_set():
+                channel.send(b"\xc1" * 100)
+                sent += 1
+                while channel.receive(0) is not None:
+                    pass
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    try:
+        wait_until(lambda: sent > 100)
+        for _ in range(20):
+            assert ground.is_well()
+    finally:
+        ended.set()
+        flooder.join(20)
+    assert not flooder.is_alive()
+
+
+def test_honest_clients_of_one_server_do_not_wait_for_each_other(ground: Ground) -> None:
+    def read(client: PeerClient, found: list[bool]) -> None:
+        found.extend(read_whole(client, ground.digest, len(DATA)) == DATA for _ in range(20))
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(asking(ground.server.port)) for _ in range(6)]
+        found: list[bool] = []
+        threads = [threading.Thread(target=read, args=(client, found)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == [True] * 120
