@@ -226,6 +226,7 @@ def _mount(arguments: Arguments) -> int:
         [*arguments.stores, *options.stores],
         arguments.max_bytes or options.max_bytes,
         None,
+        arguments.join or options.join,
     )
     return operate.mount(
         operate.with_mount_options(config, options),
@@ -246,7 +247,11 @@ def _serve(arguments: Arguments) -> int:
 
     return operate.serve(
         operate.configure(
-            arguments.config, arguments.stores, arguments.max_bytes, arguments.idle_exit
+            arguments.config,
+            arguments.stores,
+            arguments.max_bytes,
+            arguments.idle_exit,
+            arguments.join,
         )
     )
 

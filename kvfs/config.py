@@ -40,6 +40,13 @@ CHUNK_INDEX_WAITING_MAX = 1000  # changes of which it does not know yet
 
 # A cluster's names, on a server.
 CLUSTER_DEADLINE_S = 0.5  # for each word of the server
+CLUSTER_LISTEN_S = 1.0  # how long a node waits for news before it asks again
+CLUSTER_LEASE_S = 3.0  # how long a node that says nothing is still a member
+CLUSTER_RENEW_S = 0.5
+CLUSTER_FETCHES_MAX = 8  # files that a node fetches at the same time
+FETCH_PIECE_BYTES = 4 * MIB
+FETCH_PIECES_MAX = 4  # asked for at the same time
+CLUSTER_FETCH_S = 30.0  # for one file of usual size, and more for a large one
 CLUSTER_PAGE_MEMBERS = 1000  # names read in one go
 CLUSTER_RECORDS_CACHED_MAX = 262_144  # about 100 MiB
 CLUSTER_GROUPS_CACHED_MAX = 65_536
@@ -201,6 +208,16 @@ class PeerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How a node is one of many."""
+
+    metadata: str  # URL of the server that holds the names
+    name: str = "kvfs"  # of the cluster, where several share a server
+    listen: str = ""  # `host:port` to serve peers at; empty: any port, where the server is reached
+    insecure: bool = False  # serve peers without keys
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything a node is told. The first directory holds metadata, socket and log."""
 
@@ -209,6 +226,7 @@ class Config:
     idle_exit_s: float | None = None  # leave when no client was there for so long
     socket_mode: int = 0o600
     mount: MountConfig = field(default_factory=MountConfig)
+    cluster: ClusterConfig | None = None  # None: a node for itself
 
     @property
     def home(self) -> Path:

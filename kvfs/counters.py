@@ -14,6 +14,7 @@ class Counters:
     published_files: int = 0
     published_bytes: int = 0
     deduplicated_bytes: int = 0
+    fetched_bytes: int = 0  # from other nodes
     evicted_files: int = 0
     evicted_bytes: int = 0
     corrupt_blobs: int = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvfs.config import (
     READ_AHEAD_KIB_MAX,
+    ClusterConfig,
     Config,
     DirectoryConfig,
     MountConfig,
@@ -213,8 +214,12 @@ def _parse_of(
         raise InvalidInput(f"{file}: {error.subject}", error.reason) from error
 
 
-_TOP_KEYS = {"store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount"}
+_TOP_KEYS = {
+    "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
+}  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
+_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure"}
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_config(
@@ -258,7 +263,39 @@ def parse_config(
             symlink=_parse_switch(mount, "symlink", "mount."),
             read_ahead_kib=_parse_read_ahead(mount.get("read_ahead_kib", 1024)),
         ),
+        cluster=_parse_cluster(table["cluster"]) if "cluster" in table else None,
     )
+
+
+def _parse_cluster(table: object) -> ClusterConfig:
+    if not isinstance(table, dict):
+        raise InvalidInput("cluster", "is no table; write [cluster]")
+    _refuse_unknown(table, _CLUSTER_KEYS, "cluster.")
+    for key in _CLUSTER_KEYS - {"insecure"}:
+        if not isinstance(table.get(key, ""), str):
+            raise InvalidInput(f"cluster.{key}", f"{table[key]!r:.80} is no text")
+    return join_cluster(
+        ClusterConfig(
+            table.get("metadata", ""),
+            table.get("name", "kvfs"),
+            table.get("listen", ""),
+            _parse_switch(table, "insecure", "cluster."),
+        ),
+        table.get("metadata", ""),
+        "cluster.metadata",
+    )
+
+
+def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterConfig:
+    """A cluster's configuration with this URL of its metadata. Raises `InvalidInput`."""
+    cluster = replace(cluster or ClusterConfig(url), metadata=url)
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise InvalidInput(key, f"{url!r:.80} is no such URL; write redis://host:6379")
+    if _CLUSTER_NAME.fullmatch(cluster.name) is None:
+        raise InvalidInput(
+            "cluster.name", f"{cluster.name!r:.80} must be of letters, digits, and ._- between"
+        )
+    return cluster
 
 
 def _parse_switch(
@@ -341,6 +378,8 @@ def _place_of(key: str) -> str | None:
     """Where a key may stand: people add lines at the end, below the last table."""
     if key in _TOP_KEYS:
         return "above the first [table]"
+    if key in _CLUSTER_KEYS:
+        return "below [cluster]"
     return "below [mount]" if key in _MOUNT_KEYS else None
 
 

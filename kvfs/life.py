@@ -47,7 +47,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             _set_metadata_aside(meta)
         else:
             _mark_running(meta)
-        engine = LmdbEngine.open(meta, root_uid=os.geteuid(), root_gid=os.getegid())
+        engine = _open_engine(config, meta, directories[0])
         stack.callback(engine.close)
         node = Node(config, directories, engine)
         node.absent = absent
@@ -61,14 +61,47 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
-            await nursery.start(serve_clients, node)
-            log.info("serving %s", config.home)
-            yield node
-            nursery.cancel_scope.cancel()
+            async with _with_neighbours(node, engine):
+                await nursery.start(serve_clients, node)
+                log.info("serving %s", config.home)
+                yield node
+                nursery.cancel_scope.cancel()
         await node.reclaim.remove_queued()
         node.uses.write()
         await trio.to_thread.run_sync(engine.sync)
         _mark_clean(meta)
+
+
+def _open_engine(config: Config, meta: Path, first: BlobDirectory | None) -> LmdbEngine:
+    """The metadata of a node for itself, or of one of many."""
+    uid, gid = os.geteuid(), os.getegid()
+    if config.cluster is None:
+        return LmdbEngine.open(meta, root_uid=uid, root_gid=gid)
+    from kvfs.meta.redis import RedisEngine  # only nodes of a cluster need its client
+
+    assert first is not None
+    return RedisEngine.join(
+        meta,
+        config.cluster.metadata,
+        config.cluster.name,
+        bytes.fromhex(first.store_id.replace("-", "")),
+        root_uid=uid,
+        root_gid=gid,
+    )
+
+
+@asynccontextmanager
+async def _with_neighbours(node: Node, engine: LmdbEngine) -> AsyncIterator[None]:
+    """Be a member of the cluster for the length of a `with` block, where there is one."""
+    if node.config.cluster is None:
+        yield
+        return
+    from kvfs.cluster import Cluster
+    from kvfs.meta.redis import RedisEngine
+
+    assert isinstance(engine, RedisEngine)
+    async with Cluster(node, engine, node.config.cluster).running():
+        yield
 
 
 def recover(node: Node) -> None:

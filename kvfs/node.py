@@ -15,8 +15,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -43,11 +44,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A name that came, went or changed other than by the mount itself."""
+    """A name that came, went or changed other than by the mount itself. Without a name: only what
+    an inode shows changed. An `ino` of 0 is not known."""
 
     parent: int
-    name: bytes
+    name: bytes | None
     ino: int
+
+
+class Neighbours(Protocol):
+    """The other nodes of a cluster."""
+
+    def refresh(self) -> None:
+        """Know all that they did until now."""
+
+    async def bring(self, inodes: Iterable[Inode]) -> None:
+        """Have the bytes of these files here, as far as any node has them."""
+
+    def give_up(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
+        """Give up the copies here of those digests that others have as well, and say which."""
+
+    def describe(self) -> dict[str, object]:
+        """For `kvfs status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,7 @@ class Node:
         self.reclaim = Reclaim(directories, engine, self.space, self._release_spare, self._evict)
         self.clients: set[object] = set()
         self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
+        self.neighbours: Neighbours | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
@@ -145,8 +164,8 @@ class Node:
         """Call back, in the node's thread, on every change that the mount did not make itself."""
         self._watchers.append(callback)
 
-    def notify(self, parent: int, name: bytes, ino: int) -> None:
-        """Tell the watchers; for changes that clients, eviction or quarantine make."""
+    def notify(self, parent: int, name: bytes | None, ino: int) -> None:
+        """Tell the watchers; for changes that clients, eviction, quarantine or other nodes make."""
         for callback in self._watchers:
             callback(Change(parent, name, ino))
 
@@ -163,6 +182,21 @@ class Node:
         """Try again what `release` and the like had to put off; whether there is more to do."""
         return self._orphans.retry()
 
+    def reap(self) -> None:
+        """Remove the files of blobs that nothing points to any more; never raises."""
+        self._orphans.reap()
+
+    # Other nodes ---------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Know what other nodes did until now: before an answer that must be fresh."""
+        if self.neighbours is not None:
+            self.neighbours.refresh()
+
+    async def bring(self, inodes: Iterable[Inode]) -> None:
+        """Have the bytes of these files here, where another node has them."""
+        if self.neighbours is not None:
+            await self.neighbours.bring(inodes)
+
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:
         """A new read-only descriptor of a published file, for the caller to close.
@@ -174,6 +208,7 @@ class Node:
         inode = self.meta.inode(ino)
         if inode is None or not inode.is_published:
             raise NamespaceError(errno.ENOENT)
+        await self.bring([inode])
         await self.check_content(inode.digest)
         fd = self.open_unchecked(inode)
         if fd is None:
@@ -218,6 +253,18 @@ class Node:
             self.quarantine(inode.digest, "its file has the wrong length")
             return None
         return fd
+
+    def open_blob(self, digest: bytes) -> int | None:
+        """A descriptor of a blob that is here, whole and not open for writing; for a peer, which
+        checks it. OSError passes."""
+        blob = self.meta.blobs([digest])[0]
+        directory = self.directories[blob.directory] if blob is not None else None
+        if blob is None or directory is None or digest in self.open_blobs:
+            return None
+        try:
+            return directory.open_blob(digest)
+        except FileNotFoundError:
+            return None
 
     def directory_of(self, digest: bytes) -> BlobDirectory | None:
         """Where a blob in use lies; None also when that directory is not there."""
@@ -272,6 +319,8 @@ class Node:
 
     def _lose(self, digest: bytes) -> None:
         self._checks.forget(digest)
+        if self.neighbours is not None and self.neighbours.give_up([digest], are_lost=True):
+            return  # its names live on by the copies of other nodes
         lost = self.meta.lose(digest, self.now_ns())
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)
@@ -426,10 +475,21 @@ class Node:
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> None:
         """Remove every name of these files, as eviction does. Raises when their room stays taken,
-        with or without the names."""
+        with or without the names. What other nodes have as well keeps its names."""
+        if self.neighbours is not None:
+            inos = self._keep_named(self.neighbours, inos)
         for parent, name, inode in self.meta.unlink_all(inos, self.now_ns()):
             self.notify(parent, name, inode.ino)
         self._orphans.drop_now(inos)
+
+    def _keep_named(self, neighbours: Neighbours, inos: Sequence[int]) -> list[int]:
+        """Give up this node's copies of what others have too; the files that are left."""
+        inodes = [inode for ino in inos if (inode := self.meta.inode(ino)) is not None]
+        digests = [inode.digest for inode in inodes if inode.is_published]
+        given_up = set(neighbours.give_up(digests))
+        for digest in given_up:
+            self._checks.forget(digest)
+        return [inode.ino for inode in inodes if inode.digest not in given_up]
 
     def on_shortage(self, callback: Callable[[], None]) -> None:
         """Call back, in the node's thread, when room is needed: holds that are only kept for

@@ -202,6 +202,33 @@ class Publisher:
         directory = self._directories[blob.directory]
         return directory is not None and directory.has_blob(blob.digest, blob.size_bytes)
 
+    async def adopt_copy(
+        self,
+        stage: Stage,
+        digest: bytes,
+        size_bytes: int,
+        note: Callable[[Publication], bool],
+    ) -> None:
+        """Make a stage that holds a blob's bytes, as they came from another node and were checked,
+        this node's copy; `note` has the metadata know. One that is not wanted is left to the
+        caller, as is the descriptor."""
+        directory = self._directories[stage.directory]
+        assert directory is not None
+        if directory.lacks_leaf(digest):
+            await trio.to_thread.run_sync(directory.make_leaves, [digest])
+        if self._meta.blobs([digest])[0] is not None:
+            return  # somebody has stored the same here meanwhile
+        allocated = allocated_bytes(os.fstat(stage.fd))
+        self._meta.intend([(digest, stage.directory)])
+        directory.adopt(stage.name, digest)
+        stage.adopted_as = digest
+        self._checks.note(digest)
+        self._end_stage(stage)
+        copy = Publication(digest, size_bytes, allocated, stage.directory, self._next_stamp(1))
+        if not note(copy):
+            self.take_away(digest, stage.directory)
+            self._meta.bury([digest])
+
     def drop_stage(self, stage: Stage) -> None:
         """Remove a stage's file unless it was used up; the descriptor is the caller's."""
         directory = self._directories[stage.directory]

@@ -86,6 +86,7 @@ async def answer(session: Session, request: Request, descriptors: list[int]) -> 
         type(value) is not kind for value, kind in zip(arguments, kinds, strict=True)
     ):
         raise InvalidInput(request.operation, "wrong arguments; client and node differ in version")
+    session.node.refresh()
     return await function(session, arguments, descriptors)
 
 
@@ -130,7 +131,9 @@ async def _open(session: Session, arguments: list[Any], descriptors: list[int]) 
     node = session.node
     opened: list[Any] = []
     used = []
-    for inode in node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX)):
+    found = node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX))
+    await node.bring(inode for inode in found if inode is not None)
+    for inode in found:
         fd = node.open_inode(inode) if inode is not None and inode.is_published else None
         if inode is None or fd is None:
             opened.append(None)

@@ -44,8 +44,11 @@ class Freshness:
 
     def note(self, change: Change) -> None:
         """A change that did not come through the mount."""
+        if change.ino:
+            self.expire_attributes(self._number_of(change.ino))
+        if change.name is None:
+            return
         self.expire_name(change.parent, change.name)
-        self.expire_attributes(self._number_of(change.ino))
         directory = change.parent
         try:
             for _ in range(_DEPTH_MAX):  # parents may be new, so theirs have changed as well

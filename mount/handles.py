@@ -46,7 +46,7 @@ from mount.numbers import Numbers
 from mount.passthrough import BackingIds
 from mount.retries import SentBack
 from mount.stages import Stages, Version
-from mount.states import Access, Opening, decide_open, keeps_cache
+from mount.states import Access, Opening, State, decide_open, keeps_cache
 from mount.through import goes_through
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class OpenFiles:
         if not self.numbers.is_current(number):
             return None
         inode = self._node.meta.inode(self.numbers.ino(number))
+        if inode is None and version is not None and version.shown is not None:
+            return replace(version.shown, nlink=0), False  # removed by another node
         return None if inode is None else self.overlay(inode)
 
     def overlay(self, inode: Inode) -> tuple[Inode, bool]:
@@ -131,6 +133,7 @@ class OpenFiles:
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:
         """Open a version; ESTALE sends the kernel to look the name up again."""
+        self._node.refresh()
         access = access_of(flags)
         is_writer = access is not Access.READ
         version, opening = self._decide(number, access, thread)
@@ -218,7 +221,9 @@ class OpenFiles:
             inode = self._node.meta.inode(ino) if self.numbers.is_current(number) else None
             if inode is None:
                 raise self._send_back(thread, ino)
-            version = Version(number, ino, inode.digest)
+            version = Version(number, ino, inode.digest, shown=inode)
+        elif self._is_overtaken(version):
+            self._move(version)
         opening = decide_open(
             version.state,
             access,
@@ -239,9 +244,18 @@ class OpenFiles:
     def _move(self, version: Version) -> None:
         """Give the file a new version, which its names show from now on."""
         inode = self._node.meta.inode(version.ino)
+        if inode is None or inode.digest != version.digest:
+            inode = version.shown  # another node has removed the file, or given it new bytes
         assert inode is not None, "held by its readers"
         version.frozen = replace(inode, nlink=0)
         self.numbers.move(version.ino)
+
+    def _is_overtaken(self, version: Version) -> bool:
+        """Whether another node has removed a file, or given it new bytes, that is read here."""
+        if version.state is not State.READ:
+            return False
+        inode = self._node.meta.inode(version.ino)
+        return inode is None or inode.digest != version.digest
 
     def _send_back(self, thread: int, ino: int) -> NamespaceError:
         """The error that makes the kernel look again, which is noted."""

@@ -50,6 +50,7 @@ class Version:
     through: Through | None = None  # while the kernel writes its stage
     is_mixed: bool = False  # was open for reading and for writing at once
     frozen: Inode | None = None  # what an old version shows
+    shown: Inode | None = None  # what names showed when it was opened
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property

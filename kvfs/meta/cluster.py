@@ -275,6 +275,30 @@ class ClusterBatch(ClusterView, Batch):
             self._set_stamp(inode)
         self.txn.shared.write(self._copy(digest), b"")
 
+    def add_copy(self, publication: Publication) -> bool:
+        """The bytes of a digest have come from another node; False where no file holds it now."""
+        blob = self.blob(publication.digest)
+        if not self.holders(publication.digest):
+            return False
+        if blob is None or not blob.references:
+            self.ensure_blob(publication)
+        self.clear_intents(publication.digest)
+        return True
+
+    def end_copy(self, digest: bytes) -> None:
+        """This node gives its bytes of a digest up, which others have: its blob is doomed."""
+        blob = self.blob(digest)
+        if blob is None or not blob.references:
+            return
+        for ino in self.holders(digest):
+            stamp = self.stamp_of(ino)
+            if stamp is not None:
+                key = records.used_key(stamp.directory, stamp.used_ns, ino)
+                self.txn.delete(key, db=self.tables.used)
+                self.txn.delete(pack_native(ino), db=self.tables.stamp)
+        self._put_blob(replace(blob, references=0))
+        self.txn.put(digest, b"", db=self.tables.doomed)
+
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)
         for ino in self.holders(old.digest):

@@ -9,7 +9,7 @@ written leaves names without bytes here: as after a crash, `recover` finds the f
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +29,10 @@ from kvfs.meta.cluster import (
     decode_news,
     encode_news,
 )
-from kvfs.meta.contract import ROOT_INO, Usage
+from kvfs.meta.contract import ROOT_INO, Publication, Usage
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
+from kvfs.meta.members import Member, Members
 from kvfs.meta.records import pack_native
 from kvfs.meta.server import Conflict, Done, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
@@ -230,6 +231,35 @@ class RedisEngine(LmdbEngine):
             assert isinstance(view, ClusterView)
             return view.copies(digest)
 
+    def members(self, me: Member) -> Members:
+        """The list of nodes, with this one on it as it describes itself."""
+        return Members(self._server, me)
+
+    def wait_news(self) -> bool:
+        """Wait a while until there is something to `catch_up` with; for a thread of its own.
+        Raises `Unavailable`."""
+        return self._server.wait_news(self._sequence)
+
+    def add_copy(self, publication: Publication) -> bool:
+        """The bytes of a digest have come here from another node, and lie where the publication
+        says; False where no file holds it any more."""
+        return self._write(lambda batch: _of_cluster(batch).add_copy(publication))
+
+    def end_copies(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
+        """Give up the copies here of those digests that another node has as well, which are
+        returned: their blobs are doomed, or gone at once where their files `are_lost`."""
+
+        def change(batch: Batch) -> list[bytes]:
+            view = _of_cluster(batch)
+            ended = [d for d in digests if any(n != self.node_id for n in view.copies(d))]
+            for digest in ended:
+                view.end_copy(digest)
+                if are_lost:
+                    view.bury(digest)
+            return ended
+
+        return self._write(change)
+
     # What differs --------------------------------------------------------------------------------
     def usage(self) -> Usage:
         return replace(super().usage(), inodes=self._inodes)
@@ -248,3 +278,8 @@ def _claim_numbers(server: MetaServer, node_id: bytes) -> int:
     raise Unavailable(
         "the metadata server has no range of inode numbers left; is it this cluster's?"
     )
+
+
+def _of_cluster(batch: Batch) -> ClusterBatch:
+    assert isinstance(batch, ClusterBatch)
+    return batch

@@ -1,8 +1,8 @@
 """The server that holds a cluster's names, by its protocol: what a transaction needs of it.
 
 All keys begin with `{kvfs:<cluster>}:`, so that they lie together also on a cluster of servers, and
-a script may touch any of them. `commit.lua` writes, nothing else does. Not thread-safe, but for
-`wait_news`.
+a script may touch any of them. `commit.lua` writes names, nothing else does. Not thread-safe, but
+for `wait_news` and `renew_lease`.
 """
 
 import secrets
@@ -16,7 +16,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from kvfs.config import CLUSTER_DEADLINE_S, CLUSTER_FEED_ENTRIES, CLUSTER_NEWS_ENTRIES
+from kvfs.config import (
+    CLUSTER_DEADLINE_S,
+    CLUSTER_FEED_ENTRIES,
+    CLUSTER_LISTEN_S,
+    CLUSTER_NEWS_ENTRIES,
+)
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.shared import Commit, Page, Record, SharedTable
 
@@ -66,11 +71,12 @@ class MetaServer:
         self.epoch = b""
         try:
             self._redis = _connect(url, CLUSTER_DEADLINE_S)
-            self._listener = _connect(url, None)
+            self._listener = _connect(url, CLUSTER_LISTEN_S + CLUSTER_DEADLINE_S)
         except ValueError as error:
             raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
         self._commit = self._redis.register_script(_read_script("commit.lua"))
         self._news = self._redis.register_script(_read_script("news.lua"))
+        self._lease = self._listener.register_script(_read_script("members.lua"))
 
     def close(self) -> None:
         self._redis.close()
@@ -150,15 +156,17 @@ class MetaServer:
             ),
         )
 
-    def wait_news(self, after: int, timeout_s: float) -> bool:
-        """Wait for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
-        return bool(
-            _asking(
-                lambda: self._listener.xread(
-                    {self._key(b"feed"): f"{after}-0"}, count=1, block=int(timeout_s * 1000)
-                )
-            )
-        )
+    def wait_news(self, after: int) -> bool:
+        """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
+        feed: dict[Any, Any] = {self._key(b"feed"): f"{after}-0"}
+        wait_ms = int(CLUSTER_LISTEN_S * 1000)
+        return bool(self._ask(lambda: self._listener.xread(feed, count=1, block=wait_ms)))
+
+    def renew_lease(self, words: bytes, lease_s: float, seen: int) -> list[Any]:
+        """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
+        args: list[Any] = [self.prefix, self._node_id, words, int(lease_s * 1000), seen]
+        answer: list[Any] = self._ask(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
+        return answer
 
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:

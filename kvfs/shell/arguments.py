@@ -119,6 +119,12 @@ def _add_node(parser: _Parser) -> None:
         metavar="SIZE",
         help="limit of each directory: 200GiB, or 80%% of its disk",
     )
+    parser.add_argument(
+        "--join",
+        type=_some,
+        metavar="URL",
+        help="be one of many nodes: redis://host:6379 holds the names of all",
+    )
 
 
 def _add_running(commands: Commands) -> None:

@@ -37,7 +37,7 @@ _IMPOSSIBLE = {
     "remount": "kvfs cannot change a mount; unmount it and mount it again",
     "bind": "this is for a directory that is mounted; leave the type out",
 }
-_VALUES = ("store", "config", "max_bytes", "tokenizer")
+_VALUES = ("store", "config", "max_bytes", "tokenizer", "join")
 _OPTION = re.compile(r'(?:\\.|"[^"]*"|[^,])+', re.DOTALL)
 _ESCAPED = re.compile(r'\\(.)|"([^"]*)"', re.DOTALL)
 
@@ -50,6 +50,7 @@ class MountOptions:
     config: Path | None = None
     max_bytes: str | None = None
     tokenizer: Path | None = None
+    join: str | None = None
     allow_other: bool = False
     passthrough: bool = True
     symlink: bool = False
@@ -102,6 +103,7 @@ def parse_options(text: str) -> MountOptions:
         config=Path(values["config"][-1]) if values["config"] else None,
         max_bytes=values["max_bytes"][-1] if values["max_bytes"] else None,
         tokenizer=Path(values["tokenizer"][-1]) if values["tokenizer"] else None,
+        join=values["join"][-1] if values["join"] else None,
         allow_other=allow_other,
         passthrough=passthrough,
         symlink=symlink,

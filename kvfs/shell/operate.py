@@ -18,6 +18,7 @@ from kvfs.home import (
     check_directory,
     has_lost_mark,
     is_store,
+    join_cluster,
     load_config,
     load_config_of_store,
     log_of,
@@ -60,11 +61,25 @@ CONFIG_TEMPLATE = """\
 # docs/mount.md first.
 # symlink = false
 # read_ahead_kib = 1024
+
+# One of many nodes that show one namespace, with their names on a server of Redis's protocol.
+# [cluster]
+# metadata = "redis://host:6379"
+# Of the cluster, where several share a server.
+# name = "kvfs"
+# Where to serve other nodes. Default: any port of the address from which the server is reached.
+# listen = "10.0.0.7:7400"
+# Serve nodes without keys. Default: those only whose keys the metadata server lists.
+# insecure = false
 """
 
 
 def configure(
-    file: Path | None, stores: Sequence[Path], max_bytes: str | None, idle_exit_s: float | None
+    file: Path | None,
+    stores: Sequence[Path],
+    max_bytes: str | None,
+    idle_exit_s: float | None,
+    join: str | None = None,
 ) -> Config:
     """The configuration of a node: `--config`, else the `kvfs.toml` of its first store, else
     defaults. A store's own file may name more directories; it must name that store first."""
@@ -73,6 +88,8 @@ def configure(
         check_directory(config.home)
     else:
         config = load_config_of_store(stores, max_bytes=max_bytes)
+    if join is not None:
+        config = replace(config, cluster=join_cluster(config.cluster, join, "--join"))
     return config if idle_exit_s is None else replace(config, idle_exit_s=idle_exit_s)
 
 

@@ -1,0 +1,64 @@
+"""Who is in a cluster: a lease of each node on the metadata server, renewed while it lives.
+
+A node whose lease has ended is asked for nothing; it is a member again with its next renewal. The
+clocks of the nodes do not matter: leases end by the server's.
+"""
+
+from dataclasses import dataclass
+
+import msgpack
+
+from kvfs.config import CLUSTER_LEASE_S
+from kvfs.meta.server import MetaServer
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as it describes itself."""
+
+    node_id: bytes
+    address: str  # `host:port` where it serves peers
+    public_key: str  # empty: it serves whoever asks
+    host: str
+    store: str
+    started_ns: int
+
+
+class Members:
+    """The list as one node knows it. Blocks for a round trip: for a thread, one at a time."""
+
+    def __init__(self, server: MetaServer, me: Member) -> None:
+        self._server = server
+        self._me = me
+        self._number = -1
+        self._list: tuple[Member, ...] = ()
+
+    def renew(self) -> tuple[Member, ...]:
+        """Be a member for another while; all who are, with this node. Raises `Unavailable`."""
+        return self._say(_pack(self._me))
+
+    def leave(self) -> None:
+        """Be none any more. Raises `Unavailable`."""
+        self._say(b"")
+
+    def _say(self, words: bytes) -> tuple[Member, ...]:
+        number, *listed = self._server.renew_lease(words, CLUSTER_LEASE_S, self._number)
+        if listed:
+            found = iter(listed[0])
+            self._list = tuple(
+                _unpack(node_id, said) for node_id, said in zip(found, found, strict=True)
+            )
+        self._number = number
+        return self._list
+
+
+def _pack(member: Member) -> bytes:
+    packed = msgpack.packb(
+        [member.address, member.public_key, member.host, member.store, member.started_ns]
+    )
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def _unpack(node_id: bytes, said: bytes) -> Member:
+    return Member(node_id, *msgpack.unpackb(said))
