@@ -14,6 +14,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
+import xxhash
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
@@ -84,7 +85,7 @@ def _open_engine(config: Config, meta: Path, first: BlobDirectory | None) -> Lmd
         meta,
         config.cluster.metadata,
         config.cluster.name,
-        bytes.fromhex(first.store_id.replace("-", "")),
+        xxhash.xxh3_128_digest(first.store_id.encode()),
         root_uid=uid,
         root_gid=gid,
     )

@@ -179,6 +179,7 @@ def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
     config = configure(None, [tmp_path], None, None)
     assert [d.path for d in config.directories] == [tmp_path, Path("/mnt/nvme1/kvfs")]
     assert config.socket_mode == 0o600
+    assert config.cluster is not None and config.cluster.listen == "10.0.0.7:7400"
 
 
 @pytest.mark.parametrize(
@@ -195,13 +196,16 @@ def test_links_are_asked_for_by_file_or_option(
 
 def _tables_last(keys: list[str]) -> list[str]:
     at = keys.index("[[store]]")
-    mount = [
-        key
-        for key in keys
-        if key.startswith(("allow_other", "passthrough", "read_ahead", "symlink"))
+    tables = {
+        "[mount]": ("allow_other", "passthrough", "read_ahead", "symlink"),
+        "[cluster]": ("metadata", "name", "listen", "insecure"),
+    }
+    last = [
+        line
+        for table, names in tables.items()
+        for line in [table, *(key for key in keys if key.startswith(names))]
     ]
-    store = [key for key in keys[at:] if key not in mount]
-    return [*keys[:at], *store, "[mount]", *mount]
+    return [*keys[:at], *(key for key in keys[at:] if key not in last), *last]
 
 
 def test_a_stores_own_file_counts_when_no_other_is_named(tmp_path: Path) -> None:
