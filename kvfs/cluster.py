@@ -19,6 +19,7 @@ import trio
 from kvfs.config import (
     CLUSTER_FETCH_S,
     CLUSTER_FETCHES_MAX,
+    CLUSTER_HOLDER_WAIT_S,
     CLUSTER_LISTEN_S,
     CLUSTER_RENEW_S,
     MIB,
@@ -30,11 +31,12 @@ from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
-from kvfs.node import Node
+from kvfs.node import Change, Node
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
 from kvfs.peers.messages import Health
 from kvfs.peers.server import PeerServer
+from kvfs.stage import Stage
 
 KEY_NAME = "peer.key"
 _SLOW_BYTES_S = 10 * MIB  # a transfer that is slower is given up
@@ -167,9 +169,11 @@ class Cluster:
         for record in {record for one in heard for record in one.records}:
             if record.table is SharedTable.DIRENT:
                 parent, name = record.split()
-                self._node.notify(int.from_bytes(parent, "big"), name, 0)
+                self._node.tell(Change(int.from_bytes(parent, "big"), name, 0))
             elif record.table is SharedTable.INODE:
-                self._node.notify(0, None, int.from_bytes(record.key, "little"))
+                self._node.tell(Change(0, None, int.from_bytes(record.key, "little")))
+        if any(one.moves_directories for one in heard):
+            self._node.tell(Change(0, None, 0, moves_directories=True))
         if any(one.moves for one in heard):
             self._node.reap()
 
@@ -202,37 +206,37 @@ class Cluster:
             self._fetching.pop(digest).set()
 
     async def _fetch(self, digest: bytes, size_bytes: int) -> None:
-        ids = set(self._engine.copies(digest))
-        holders = [
-            self._client(member)
-            for member in self.members
-            if member.node_id in ids and member.node_id != self._me.node_id
-        ]
-        random.shuffle(holders)
         stage = self._node.stage(size_bytes)
         try:
             await self._node.reserve(stage, size_bytes)
-            has_come = await trio.to_thread.run_sync(
-                fetch_blob,
-                holders,
-                digest,
-                size_bytes,
-                stage.fd,
-                CLUSTER_FETCH_S + size_bytes / _SLOW_BYTES_S,
-                limiter=self._limiter,
-            )
-            if has_come:
-                await self._node.publisher.adopt_copy(
-                    stage, digest, size_bytes, self._engine.add_copy
-                )
-                self._node.counters.fetched_bytes += size_bytes
-            else:
-                log.info("blob %s: none of %d nodes gave it", digest.hex(), len(holders))
+            end_s = trio.current_time() + CLUSTER_HOLDER_WAIT_S
+            while not await self._fetch_into(stage, digest, size_bytes):
+                # Who has joined just now may not be known yet to who has the bytes.
+                if not self._holders(digest) or trio.current_time() > end_s:
+                    log.info("blob %s: no node gives it", digest.hex())
+                    return
+                await trio.sleep(CLUSTER_RENEW_S / 2)
+                self.refresh()
+            await self._node.publisher.adopt_copy(stage, digest, size_bytes, self._engine.add_copy)
+            self._node.counters.fetched_bytes += size_bytes
         finally:
             if stage.is_open:
                 self._node.discard(stage)
             else:
                 self._node.reclaim.close(stage.fd)
+
+    async def _fetch_into(self, stage: Stage, digest: bytes, size_bytes: int) -> bool:
+        deadline_s = CLUSTER_FETCH_S + size_bytes / _SLOW_BYTES_S
+        clients = [self._client(member) for member in self._holders(digest)]
+        random.shuffle(clients)
+        return await trio.to_thread.run_sync(
+            fetch_blob, clients, digest, size_bytes, stage.fd, deadline_s, limiter=self._limiter
+        )
+
+    def _holders(self, digest: bytes) -> list[Member]:
+        """The other nodes that have a blob, and are there."""
+        ids = set(self._engine.copies(digest)) - {self._me.node_id}
+        return [member for member in self.members if member.node_id in ids]
 
     def give_up(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say

@@ -50,6 +50,7 @@ class Change:
     parent: int
     name: bytes | None
     ino: int
+    moves_directories: bool = False  # other paths may lead elsewhere as well
 
 
 class Neighbours(Protocol):
@@ -164,10 +165,14 @@ class Node:
         """Call back, in the node's thread, on every change that the mount did not make itself."""
         self._watchers.append(callback)
 
-    def notify(self, parent: int, name: bytes | None, ino: int) -> None:
-        """Tell the watchers; for changes that clients, eviction, quarantine or other nodes make."""
+    def notify(self, parent: int, name: bytes, ino: int) -> None:
+        """Tell the watchers; for changes that clients, eviction or quarantine make."""
+        self.tell(Change(parent, name, ino))
+
+    def tell(self, change: Change) -> None:
+        """Tell the watchers of a change."""
         for callback in self._watchers:
-            callback(Change(parent, name, ino))
+            callback(change)
 
     def drop_orphan(self, inode: Inode) -> None:
         """Let go of a file that has no name and no open handle, later if it can't be now."""

@@ -38,12 +38,16 @@ class Freshness:
         self._number_of = number_of
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._inodes: OrderedDict[int, bool] = OrderedDict()  # whose attributes, or also pages
+        self._sending: set[int] = set()  # inodes of which the kernel is being told
+        self._are_paths_old = False
         self._wake = trio.Event()
         self.dropped = 0
         node.watch(self.note)
 
     def note(self, change: Change) -> None:
         """A change that did not come through the mount."""
+        if change.moves_directories:
+            self.note_moved_directories()
         if change.ino:
             self.expire_attributes(self._number_of(change.ino))
         if change.name is None:
@@ -86,6 +90,15 @@ class Freshness:
             self._inodes.popitem(last=False)
         self._wake.set()
 
+    def is_untold(self, number: int) -> bool:
+        """Whether the kernel may still find an inode by a name that it has lost."""
+        return self._are_paths_old or number in self._inodes or number in self._sending
+
+    def note_moved_directories(self) -> None:
+        """Paths lead elsewhere, until the kernel has been told of all that waits."""
+        self._are_paths_old = True
+        self._wake.set()
+
     @property
     def is_waiting(self) -> bool:
         """Whether there is something to tell that nobody has begun to tell."""
@@ -100,7 +113,10 @@ class Freshness:
             while self.is_waiting:
                 names = [self._names.popitem(last=False)[0] for _ in range(_take(self._names))]
                 inodes = [self._inodes.popitem(last=False) for _ in range(_take(self._inodes))]
+                self._sending = {number for number, _ in inodes}
                 await trio.to_thread.run_sync(_send, names, inodes)
+                self._sending = set()
+            self._are_paths_old = False
 
 
 def _take(waiting: OrderedDict[Name, None] | OrderedDict[int, bool]) -> int:

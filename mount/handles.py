@@ -89,10 +89,17 @@ def writes_direct(flags: int, *, is_root: bool) -> bool:
 class OpenFiles:
     """All open regular files of a mount."""
 
-    def __init__(self, node: Node, expire_pages: Callable[[int], None]) -> None:
-        """`expire_pages` has the kernel drop the pages of a number, some time soon."""
+    def __init__(
+        self,
+        node: Node,
+        expire_pages: Callable[[int], None],
+        is_untold: Callable[[int], bool],
+    ) -> None:
+        """`expire_pages` has the kernel drop the pages of a number, some time soon; `is_untold`
+        tells whether it may still find a number by a name that another node took away."""
         self._node = node
         self._expire_pages = expire_pages
+        self._is_untold = is_untold
         self._stages = Stages(node)
         self._versions: dict[int, Version] = {}
         self._handles: dict[int, Handle] = {}
@@ -192,6 +199,15 @@ class OpenFiles:
         """A thread looked a file up, perhaps because an open of it was sent back."""
         self._sent_back.note_found(thread, ino)
 
+    def note_end(self, thread: int) -> None:
+        """A thread has found nothing, or has what it wanted: if it was sent back, it does not come
+        again."""
+        self._sent_back.take(thread)
+
+    def note_gone(self, thread: int, number: int) -> None:
+        """A thread asked for what shows nothing any more, and is told so by ESTALE."""
+        self._sent_back.note(thread, self.numbers.ino(number))
+
     def create(
         self, make: Callable[[], Inode], flags: int, *, is_root: bool
     ) -> tuple[Opened, Inode]:
@@ -214,7 +230,10 @@ class OpenFiles:
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
         ino = self.numbers.ino(number)
-        is_repeated = self._sent_back.take(thread)
+        repeated_for = self._sent_back.take(thread)
+        is_repeated = repeated_for is not None
+        if self._node.neighbours is not None and repeated_for != ino and self._is_untold(number):
+            raise self._send_back(thread, ino)
         version = self._versions.get(number)
         is_open = version is not None
         if version is None:
@@ -319,6 +338,9 @@ class OpenFiles:
         try:
             return await self._node.open_content(version.ino)
         except NamespaceError as error:
+            now = self._node.meta.inode(version.ino)
+            if now is not None and now.nlink and now.digest == version.digest:
+                raise  # no node of the cluster has its bytes
             raise NamespaceError(errno.ESTALE) from error
 
     def _is_cached(self, version: Version) -> bool:

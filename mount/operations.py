@@ -56,7 +56,7 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.enable_passthrough = passthrough
-        self.files = OpenFiles(node, self._expire_pages)
+        self.files = OpenFiles(node, self._expire_pages, self._is_untold)
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
         self.links = Links(node, self.files, is_on=symlink)
@@ -76,6 +76,9 @@ class Operations(pyfuse3.Operations):
     def _expire_pages(self, number: int) -> None:
         self.freshness.expire_pages(number)
 
+    def _is_untold(self, number: int) -> bool:
+        return self.freshness.is_untold(number)
+
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, and how many files are open."""
         found = self.files.describe()
@@ -88,7 +91,11 @@ class Operations(pyfuse3.Operations):
             return await self._view.lookup(parent, name)
         if parent == ROOT_INO and name == VIEW_NAME:
             return self._view.root()
-        inode = self._find(parent, name)
+        try:
+            inode = self._find(parent, name)
+        except NamespaceError:
+            self.files.note_end(ctx.pid)
+            raise
         self.files.note_found(ctx.pid, inode.ino)
         return self._entry(inode)
 
@@ -224,6 +231,9 @@ class Operations(pyfuse3.Operations):
 
     def _find(self, parent: int, name: bytes) -> Inode:
         inode = self._node.meta.lookup(parent, name)
+        if inode is None and self._node.neighbours is not None:  # perhaps just made elsewhere
+            self._node.refresh()
+            inode = self._node.meta.lookup(parent, name)
         if inode is None:
             raise NamespaceError(errno.ENOENT)
         return inode
@@ -233,7 +243,12 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, number: int, ctx: Context) -> pyfuse3.EntryAttributes:
         if number >= VIEW_BASE:
             return await self._view.getattr(number)
-        return self._attributes(number)
+        try:
+            return self._attributes(number)
+        except NamespaceError as error:
+            if error.code == errno.ESTALE:
+                self.files.note_gone(ctx.pid, number)
+            raise
 
     @request
     async def setattr(
@@ -341,6 +356,7 @@ class Operations(pyfuse3.Operations):
         self._check_place(parent, name)
         inode = self._node.meta.lookup(parent, name)
         if inode is None:
+            self.files.note_end(ctx.pid)
             opened, inode = self._create(parent, name, mode, flags, ctx)
         elif flags & os.O_EXCL:
             raise NamespaceError(errno.EEXIST)

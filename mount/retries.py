@@ -27,16 +27,17 @@ class SentBack:
         if len(self._threads) > SENT_BACK_MAX:
             self.take(next(iter(self._threads)))
 
-    def take(self, thread: int) -> bool:
-        """Whether a request of a thread is one that comes again; it is not expected any more."""
+    def take(self, thread: int) -> int | None:
+        """The inode for which a request of a thread comes again, if it is such a one; it is not
+        expected any more."""
         found = self._threads.pop(thread, None)
         if found is None:
-            return False
+            return None
         ino, until_s = found
         self._awaited[ino] -= 1
         if not self._awaited[ino]:
             del self._awaited[ino]
-        return trio.current_time() < until_s
+        return ino if trio.current_time() < until_s else None
 
     def note_found(self, thread: int, ino: int) -> None:
         """A thread looked a name up; one that was sent back is now on its way to what it found."""

@@ -1,0 +1,158 @@
+"""A cluster for the length of a `with` block: a Redis server and kvfs mounts, each in a network
+namespace of its own, their files in one directory. What exercises and benchmarks share.
+
+The mounts are seen from everywhere on the machine; only their sockets live in the namespaces.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.net_rig import Host, network
+
+ROOT = Path(__file__).parent.parent
+REDIS_PORT = 6379
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 30.0
+
+
+def command_in(host: Host) -> tuple[str, ...]:
+    """What runs a command in a host's network, and leaves it the machine's mounts."""
+    return ("nsenter", f"--net=/run/netns/{host.namespace}")
+
+
+@dataclass(slots=True)
+class Server:
+    """The metadata server; what it held is lost with its process."""
+
+    host: Host
+    directory: Path
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host.address}:{REDIS_PORT}"
+
+    def start(self) -> None:
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            raise SystemExit("redis-server is missing: run scripts/setup cluster")
+        self.directory.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [
+                *command_in(self.host), program, "--port", str(REDIS_PORT), "--bind", "0.0.0.0",
+                "--protected-mode", "no", "--save", "", "--dir", os.fspath(self.directory),
+            ],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        end_s = time.monotonic() + START_DEADLINE_S
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError("redis-server does not start")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        ping = [*command_in(self.host), "redis-cli", "-h", self.host.address, "ping"]
+        return subprocess.run(ping, check=False, capture_output=True).stdout == b"PONG\n"
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_DEADLINE_S)
+
+
+@dataclass(slots=True)
+class Node:
+    """One kvfs mount."""
+
+    host: Host
+    directory: Path
+    url: str
+    options: Sequence[str] = ()
+    process: "subprocess.Popen[bytes] | None" = field(default=None)
+
+    @property
+    def mountpoint(self) -> Path:
+        return self.directory / "mnt"
+
+    @property
+    def store(self) -> Path:
+        return self.directory / "store"
+
+    def start(self) -> None:
+        """Mount, and wait until it serves."""
+        self.mountpoint.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *command_in(self.host), sys.executable, "-m", "kvfs", "mount",
+                    os.fspath(self.mountpoint), "--store", os.fspath(self.store), "--join",
+                    self.url, "--foreground", *self.options,
+                ],
+                cwd=ROOT, stdout=log, stderr=log,
+            )  # fmt: skip
+        end_s = time.monotonic() + START_DEADLINE_S
+        while not os.path.ismount(self.mountpoint):
+            if self.process.poll() is not None or time.monotonic() > end_s:
+                said = (self.directory / "log").read_text(errors="replace")
+                raise RuntimeError(f"{self.directory.name} does not mount:\n{said[-3000:]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(STOP_DEADLINE_S)
+            self.process = None
+        self.clear()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_DEADLINE_S)
+            self.process = None
+
+    def clear(self) -> None:
+        """Take away what a killed mount left."""
+        subprocess.run(
+            ["umount", "--lazy", os.fspath(self.mountpoint)], check=False, capture_output=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A running cluster."""
+
+    server: Server
+    nodes: tuple[Node, ...]
+
+
+@contextmanager
+def cluster(count: int, base: Path, *options: str) -> Iterator[Rig]:
+    """So many nodes on one server, in `base`. Needs root."""
+    with network(count + 1) as net:
+        server = Server(net.hosts[0], base / "redis")
+        nodes = tuple(
+            Node(host, base / f"node{index}", server.url, options)
+            for index, host in enumerate(net.hosts[1:])
+        )
+        try:
+            server.start()
+            for node in nodes:
+                node.start()
+            yield Rig(server, nodes)
+        finally:
+            for node in nodes:
+                node.stop()
+            server.kill()
