@@ -87,6 +87,7 @@ BRIDGE_SUSPECTS_MAX = 4096  # chunks that did not hold what their name says
 
 # The mount.
 KERNEL_CACHE_S = 60.0  # how long the kernel may keep names and attributes; changes are told to it
+ON_THE_WAY_S = 1.0  # how long an open may take from its name to the mount
 STALE_NAMES_MAX = 65_536  # changes that wait to be told to the kernel
 CACHED_DIGESTS_MAX = 65_536  # files of which the mount knows what the kernel has cached
 REPEATED_OPEN_S = 5.0  # within it, an open that was sent back to look again is back

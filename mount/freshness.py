@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pyfuse3
 import trio
 
-from kvfs.config import STALE_NAMES_MAX
+from kvfs.config import ON_THE_WAY_S, STALE_NAMES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta.contract import ROOT_INO
 from kvfs.node import Change, Node
@@ -38,16 +38,17 @@ class Freshness:
         self._number_of = number_of
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._inodes: OrderedDict[int, bool] = OrderedDict()  # whose attributes, or also pages
-        self._sending: set[int] = set()  # inodes of which the kernel is being told
-        self._are_paths_old = False
+        # Inodes that changed elsewhere, and until when an open may still be on its way to them.
+        self._changed: OrderedDict[int, float] = OrderedDict()
+        self._moved_until_s = 0.0
         self._wake = trio.Event()
         self.dropped = 0
         node.watch(self.note)
 
     def note(self, change: Change) -> None:
         """A change that did not come through the mount."""
-        if change.moves_directories:
-            self.note_moved_directories()
+        if change.name is None:
+            self._note_changed(change)
         if change.ino:
             self.expire_attributes(self._number_of(change.ino))
         if change.name is None:
@@ -92,12 +93,22 @@ class Freshness:
 
     def is_untold(self, number: int) -> bool:
         """Whether the kernel may still find an inode by a name that it has lost."""
-        return self._are_paths_old or number in self._inodes or number in self._sending
+        now_s = trio.current_time()
+        return (
+            now_s < self._moved_until_s
+            or number in self._inodes
+            or now_s < self._changed.get(number, 0.0)
+        )
 
-    def note_moved_directories(self) -> None:
-        """Paths lead elsewhere, until the kernel has been told of all that waits."""
-        self._are_paths_old = True
-        self._wake.set()
+    def _note_changed(self, change: Change) -> None:
+        """A request may have been on its way since before the kernel was told."""
+        until_s = trio.current_time() + ON_THE_WAY_S
+        if change.moves_directories:
+            self._moved_until_s = until_s
+        self._changed.pop(self._number_of(change.ino), None)
+        self._changed[self._number_of(change.ino)] = until_s
+        if len(self._changed) > STALE_NAMES_MAX:
+            self._changed.popitem(last=False)
 
     @property
     def is_waiting(self) -> bool:
@@ -113,10 +124,7 @@ class Freshness:
             while self.is_waiting:
                 names = [self._names.popitem(last=False)[0] for _ in range(_take(self._names))]
                 inodes = [self._inodes.popitem(last=False) for _ in range(_take(self._inodes))]
-                self._sending = {number for number, _ in inodes}
                 await trio.to_thread.run_sync(_send, names, inodes)
-                self._sending = set()
-            self._are_paths_old = False
 
 
 def _take(waiting: OrderedDict[Name, None] | OrderedDict[int, bool]) -> int:
