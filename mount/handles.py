@@ -232,17 +232,17 @@ class OpenFiles:
         ino = self.numbers.ino(number)
         repeated_for = self._sent_back.take(thread)
         is_repeated = repeated_for is not None
+        version = self._versions.get(number)
+        if version is not None and self._is_overtaken(version):
+            self._move(version)
         if self._node.neighbours is not None and repeated_for != ino and self._is_untold(number):
             raise self._send_back(thread, ino)
-        version = self._versions.get(number)
         is_open = version is not None
         if version is None:
             inode = self._node.meta.inode(ino) if self.numbers.is_current(number) else None
             if inode is None:
                 raise self._send_back(thread, ino)
             version = Version(number, ino, inode.digest, shown=inode)
-        elif self._is_overtaken(version):
-            self._move(version)
         opening = decide_open(
             version.state,
             access,
