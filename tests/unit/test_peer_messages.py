@@ -185,6 +185,20 @@ def test_a_body_that_breaks_a_rule_is_refused_in_words(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (_packed(*[[*range(8)]] * 8), "a list in a list"),
+        (_packed(6, 1, {}), "maps or extensions"),
+        (_packed(6, 1, msgpack.Timestamp(1, 1)), "ext_len"),
+        (_packed(*range(9)), "array_len"),
+    ],
+)
+def test_what_no_message_has_is_refused_before_it_grows(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        decode_request(body)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         _packed(66, 1, struct.pack("<q", -2)),
