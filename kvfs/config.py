@@ -160,7 +160,7 @@ class PeerLimits:
 
     # As a server.
     connections_max: int = 2048  # of channels, with or without a session
-    unshown_bytes_max: int = 96 * MIB  # of one connection, in zmq; its queues hold 32 MiB
+    unshown_bytes_max: int = 96 * MIB  # that zmq keeps of one connection; queues take 16 MiB
     sessions_max: int = 1024
     sessions_per_peer_max: int = 128
     session_idle_s: float = 300.0

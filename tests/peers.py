@@ -91,6 +91,10 @@ class RawChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closing twice is fine."""
         self.socket.close(0)
         self._context.term()
 

@@ -22,7 +22,7 @@ from kvfs.peers.zap import DOMAIN, Gatekeeper
 
 log = logging.getLogger(__name__)
 
-_QUEUED_MESSAGES_MAX = 32  # of one channel, each way
+_QUEUED_MESSAGES_MAX = 16  # of one channel, each way: what one session may have unanswered
 _EVENTS_MAX = 256  # of the monitor, in one go
 
 
