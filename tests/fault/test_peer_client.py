@@ -1,5 +1,7 @@
 """A client whose peer is dead, frozen or lies: one error in time, no leak."""
 
+import os
+import resource
 import socket
 import struct
 import threading
@@ -470,6 +472,49 @@ def test_bytes_inside_the_channel_that_do_not_fit_are_unavailable(
         buffer = memoryview(guarded)[10:1010]
         assert _refused_s(lambda: client.read_into(DIGEST, 0, buffer, 10)) < 5
         assert guarded[:10] == guarded[-10:] == b"x" * 10
+
+
+def test_too_few_descriptors_are_an_error_and_pass(tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    digest = source.add(bytes(1000))
+    peer = PeerProcess(tmp_path)  # in another process, which has enough
+    try:
+        with asking(peer.port, limits=QUICK) as client:
+            assert _serves(client, digest)
+            client._channels.drop_idle()
+            client._streams.drop_idle()
+            before = open_descriptors()
+            held = []
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, limits[1]))
+            try:
+                for spare in range(12):  # at each step of making a channel and a stream
+                    while _can_open(held):
+                        pass
+                    for fd in held[:spare]:
+                        os.close(fd)
+                    del held[:spare]
+                    try:
+                        client.read_into(digest, 0, memoryview(bytearray(1000)), 10)
+                    except Unavailable:
+                        time.sleep(QUICK.backoff_s_max)
+                    client._channels.drop_idle()
+                    client._streams.drop_idle()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for fd in held:
+                    os.close(fd)
+            wait_until(lambda: _serves(client, digest))
+    finally:
+        peer.kill()
+
+
+def _can_open(held: list[int]) -> bool:
+    try:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def test_a_deadline_that_has_passed_already_is_an_error_and_no_more(tmp_path: Path) -> None:
