@@ -183,7 +183,8 @@ class PeerLimits:
     """What a node grants its peers, and how long it waits for them."""
 
     # As a server.
-    connections_max: int = 2048  # channels on the network, with or without a session
+    connections_max: int = 2048  # of channels, with or without a session
+    unshown_bytes_max: int = 96 * MIB  # that zmq keeps of one connection; queues take 16 MiB
     sessions_max: int = 1024
     sessions_per_peer_max: int = 128
     session_idle_s: float = 300.0

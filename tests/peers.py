@@ -91,6 +91,10 @@ class RawChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closing twice is fine."""
         self.socket.close(0)
         self._context.term()
 
@@ -128,8 +132,12 @@ def raw_zmtp(port: int) -> socket.socket:
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    data = connection.recv(count, socket.MSG_WAITALL)
-    assert len(data) == count
+    """With a timeout, so piece by piece: such a socket never waits for all."""
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        assert piece, f"hung up after {len(data)} of {count} bytes"
+        data += piece
     return data
 
 

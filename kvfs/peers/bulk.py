@@ -224,6 +224,8 @@ class BulkListener:
             os.close(fd)
 
     def _send_range(self, stream: _Stream, fd: int, wanted: Range) -> bool:
+        # The disk reads ahead twice as far.
+        os.posix_fadvise(fd, wanted.offset, wanted.length, os.POSIX_FADV_SEQUENTIAL)
         header = HEADER.pack(MAGIC, Status.HERE, wanted.length)
         stream.socket.sendall(header, socket.MSG_MORE)
         socket_fd = stream.socket.fileno()

@@ -97,13 +97,12 @@ class Channel:
         self._wake_fd = wake_fd
         self._progress_s = limits.progress_s
         self._number = 0
-        self._socket = context.socket(zmq.DEALER)
-        self._set_up(keys, limits)
-        self._monitor = self._socket.get_monitor_socket(sum(_WORDS))
         self._poller = zmq.Poller()
-        for item in (self._socket, self._monitor, wake_fd):
-            self._poller.register(item, zmq.POLLIN)
+        self._make_sockets(context)
         try:
+            self._set_up(keys, limits)
+            for item in (self._socket, self._monitor, wake_fd):
+                self._poller.register(item, zmq.POLLIN)
             self._socket.connect(f"tcp://{address}")
             self.welcome = self._greet(*hello, end_s)
         except zmq.ZMQError as error:
@@ -112,6 +111,17 @@ class Channel:
         except BaseException:
             self.close()
             raise
+
+    def _make_sockets(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        try:
+            self._socket = context.socket(zmq.DEALER)
+            try:
+                self._monitor = self._socket.get_monitor_socket(sum(_WORDS))
+            except zmq.ZMQError:
+                self._socket.close(0)
+                raise
+        except zmq.ZMQError as error:  # of descriptors there are too few
+            raise Unavailable(f"{self._address}: no channel can be made: {error}") from error
 
     def _set_up(self, keys: tuple[KeyPair, str] | None, limits: PeerLimits) -> None:
         for option, value in (

@@ -2,10 +2,10 @@
 
 One thread at a time uses a `Front`; only `wake` may be called from others. zmq ends a channel whose
 message is larger than `PEER_FRAME_BYTES_MAX`, that does not finish its handshake, or stops in the
-middle of a message. It gathers all parts of a message before it shows any, and their number has no
-bound: that much trust is in who holds a known key.
+middle of a message; `Connections` ends those that zmq would let have too much.
 """
 
+import logging
 import os
 import threading
 from dataclasses import dataclass
@@ -16,10 +16,13 @@ from zmq.utils.monitor import recv_monitor_message
 from kvfs.config import PEER_FRAME_BYTES_MAX, PeerLimits
 from kvfs.errors import InvalidInput
 from kvfs.peers.address import Address
+from kvfs.peers.connections import Connections
 from kvfs.peers.keys import Keys
 from kvfs.peers.zap import DOMAIN, Gatekeeper
 
-_QUEUED_MESSAGES_MAX = 32  # of one channel, each way
+log = logging.getLogger(__name__)
+
+_QUEUED_MESSAGES_MAX = 16  # of one channel, each way: what one session may have unanswered
 _EVENTS_MAX = 256  # of the monitor, in one go
 
 
@@ -39,7 +42,6 @@ class Front:
     def __init__(self, address: Address, keys: Keys | None, limits: PeerLimits) -> None:
         self._has_keys = keys is not None
         self._limits = limits
-        self._connected: set[int] = set()
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -57,6 +59,7 @@ class Front:
             raise InvalidInput(str(address), f"cannot be listened on: {error}") from error
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])
+        self._connections = Connections(limits, self.port)
 
     def _set_up_router(self, keys: Keys | None) -> None:
         router = self._router
@@ -93,7 +96,16 @@ class Front:
         if self._monitor in ready:
             self._count_connections()
         if self._gate.socket in ready:
-            self._gate.answer(is_full=len(self._connected) > self._limits.connections_max)
+            self._gate.answer()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def cut_hoarders(self) -> None:
+        """End the connections that send what never becomes a message."""
+        if cut := self._connections.cut_hoarders():
+            log.warning("cut %s peers that sent messages without an end", cut)
 
     def receive(self) -> Arrival | None:
         """The next message; None when there is none."""
@@ -105,6 +117,7 @@ class Front:
         is_single = not frame.more
         while self._router.getsockopt(zmq.RCVMORE):
             self._router.recv(zmq.NOBLOCK)
+        self._connections.note_message(int(frame.get(zmq.SRCFD)))
         key = str(frame.get("User-Id")) if self._has_keys else ""
         return Arrival(route, key, frame.bytes if is_single else None)
 
@@ -139,6 +152,6 @@ class Front:
             except zmq.Again:
                 return
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._connected.add(event["value"])
+                self._connections.note_accepted(event["value"])
             else:
-                self._connected.discard(event["value"])
+                self._connections.note_closed(event["value"])

@@ -11,9 +11,8 @@ part of their own, so that they land in the caller's buffer without a detour.
 Any bytes are a message or one `InvalidInput`.
 """
 
-import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum, unique
 from typing import Any, NoReturn, TypeVar
@@ -22,13 +21,22 @@ import msgpack
 
 from kvfs.config import (
     NAME_BYTES_MAX,
-    PEER_BATCH_ITEMS_MAX,
     PEER_FRAME_BYTES_MAX,
     PEER_READ_BYTES_MAX,
     PEER_TEXT_BYTES_MAX,
 )
 from kvfs.errors import InvalidInput
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.peers.fields import (
+    Field,
+    batch,
+    checked_size,
+    exact_bytes,
+    integer,
+    real,
+    refuse,
+    text,
+)
 
 PEER_PROTOCOL = 1
 NODE_ID_BYTES = 16
@@ -168,105 +176,18 @@ Reply = Welcome | Sizes | Tickets | Bytes | Done | Health | Refusal
 Message = TypeVar("Message", Request, Reply)
 
 
-# Fields: a type on the wire, and two functions that raise InvalidInput --------------------------
-@dataclass(frozen=True, slots=True)
-class _Field:
-    kind: type
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-
-
-def _refuse(subject: str, reason: str) -> NoReturn:
-    raise InvalidInput(subject, reason)
-
-
-def _same(check: Callable[[Any], Any], kind: type) -> _Field:
-    """A field that travels as it is."""
-    return _Field(kind, check, check)
-
-
-def _integer(what: str, largest: int, least: int = 0) -> _Field:
-    def check(value: int) -> int:
-        if type(value) is not int or not least <= value <= largest:
-            _refuse(what, f"{value!r:.40} is not in {least}..{largest}")
-        return value
-
-    return _same(check, int)
-
-
-def _exact_bytes(what: str, size: int) -> _Field:
-    def check(value: bytes) -> bytes:
-        return _checked_size(what, value, size)
-
-    return _same(check, bytes)
-
-
-def _checked_size(what: str, value: bytes, size: int) -> bytes:
-    if not isinstance(value, bytes) or len(value) != size:
-        _refuse(what, f"must be {size} bytes")
-    return value
-
-
-def _text(what: str, size_max: int) -> _Field:
-    def check(value: str) -> str:
-        try:
-            size = len(value.encode())
-        except UnicodeEncodeError:
-            _refuse(what, "is no UTF-8")
-        if size > size_max:
-            _refuse(what, f"has {size} bytes; {size_max} are the limit")
-        if not value.isprintable():  # it goes to logs
-            _refuse(what, "is not printable")
-        return value
-
-    return _same(check, str)
-
-
-def _real(what: str) -> _Field:
-    def check(value: float) -> float:
-        if not math.isfinite(value) or value < 0:
-            _refuse(what, f"{value!r:.40} is no finite number from 0 on")
-        return value
-
-    return _Field(float, lambda value: check(float(value)), check)
-
-
-def _batch(
-    what: str, item_bytes: int, pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any]
-) -> _Field:
-    """Items of one size, end to end in one field of bytes."""
-
-    def check_count(count: int) -> None:
-        if not 1 <= count <= PEER_BATCH_ITEMS_MAX:
-            _refuse(what, f"{count} are not in 1..{PEER_BATCH_ITEMS_MAX}")
-
-    def pack_all(items: tuple[Any, ...]) -> bytes:
-        check_count(len(items))
-        return b"".join(map(pack, items))
-
-    def unpack_all(value: bytes) -> tuple[Any, ...]:
-        count, rest = divmod(len(value), item_bytes)
-        if rest:
-            _refuse(what, f"{len(value)} bytes are no multiple of {item_bytes}")
-        check_count(count)
-        return tuple(
-            unpack(value[begin : begin + item_bytes]) for begin in range(0, len(value), item_bytes)
-        )
-
-    return _Field(bytes, pack_all, unpack_all)
-
-
-def _check_range(offset: int, length: int, longest: int = _INTEGER_MAX) -> None:
-    for value, least, largest in ((offset, 0, _INTEGER_MAX), (length, 1, longest)):
-        if type(value) is not int or not least <= value <= largest:
-            _refuse("range", f"{value!r:.40} is not in {least}..{largest}")
+# What the fields hold ---------------------------------------------------------------------------
+def _check_range(offset: int, length: int) -> None:
+    for value, least in ((offset, 0), (length, 1)):
+        if type(value) is not int or not least <= value <= _INTEGER_MAX:
+            refuse("range", f"{value!r:.40} is not in {least}..{_INTEGER_MAX}")
     if offset + length > _INTEGER_MAX:
-        _refuse("range", "ends behind any file")
+        refuse("range", "ends behind any file")
 
 
 def _pack_range(item: Range) -> bytes:
     _check_range(item.offset, item.length)
-    return _RANGE.pack(_checked_size("digest", item.digest, DIGEST_BYTES), item.offset, item.length)
+    return _RANGE.pack(checked_size("digest", item.digest, DIGEST_BYTES), item.offset, item.length)
 
 
 def _unpack_range(value: bytes) -> Range:
@@ -277,21 +198,21 @@ def _unpack_range(value: bytes) -> Range:
 
 def _pack_size(size: int | None) -> bytes:
     if size is not None and not 0 <= size <= _INTEGER_MAX:
-        _refuse("size", f"{size!r:.40} is none")
+        refuse("size", f"{size!r:.40} is none")
     return _SIZE.pack(_NONE if size is None else size)
 
 
 def _unpack_size(value: bytes) -> int | None:
     (size,) = _SIZE.unpack(value)
     if size < _NONE:
-        _refuse("size", f"{size} is negative")
+        refuse("size", f"{size} is negative")
     return None if size == _NONE else int(size)
 
 
 def _pack_ticket(ticket: bytes | None) -> bytes:
     if ticket == _NO_TICKET:
-        _refuse("ticket", "is all zero")
-    return _NO_TICKET if ticket is None else _checked_size("ticket", ticket, TICKET_BYTES)
+        refuse("ticket", "is all zero")
+    return _NO_TICKET if ticket is None else checked_size("ticket", ticket, TICKET_BYTES)
 
 
 def _unpack_ticket(value: bytes) -> bytes | None:
@@ -299,49 +220,47 @@ def _unpack_ticket(value: bytes) -> bytes | None:
 
 
 def _pack_length(length: int | None) -> int:
-    return _NONE if length is None else _unpack_length(length) or 0
+    return _NONE if length is None else int(_LENGTH.pack(length))
 
 
 def _unpack_length(value: int) -> int | None:
-    if not _NONE <= value <= PEER_READ_BYTES_MAX:
-        _refuse("length", f"{value!r:.40} is not in {_NONE}..{PEER_READ_BYTES_MAX}")
-    return None if value == _NONE else value
+    return None if value == _NONE else int(_LENGTH.unpack(value))
 
 
 def _unpack_code(value: int) -> Code:
     try:
         return Code(value)
     except ValueError:
-        _refuse("code", f"{value!r:.40} is none")
+        refuse("code", f"{value!r:.40} is none")
 
 
-_DIGEST = _exact_bytes("digest", DIGEST_BYTES)
-_NODE_ID = _exact_bytes("node id", NODE_ID_BYTES)
-_NONCE = _exact_bytes("nonce", NONCE_BYTES)
-_CLUSTER = _text("cluster", NAME_BYTES_MAX)
-_OFFSET = _integer("offset", _INTEGER_MAX - PEER_READ_BYTES_MAX)
-_DIGESTS = _batch("digests", DIGEST_BYTES, _DIGEST.pack, _DIGEST.unpack)
-_LENGTH = _integer("length", PEER_READ_BYTES_MAX, least=1)
+_DIGEST = exact_bytes("digest", DIGEST_BYTES)
+_NODE_ID = exact_bytes("node id", NODE_ID_BYTES)
+_NONCE = exact_bytes("nonce", NONCE_BYTES)
+_CLUSTER = text("cluster", NAME_BYTES_MAX)
+_OFFSET = integer("offset", _INTEGER_MAX - PEER_READ_BYTES_MAX)
+_DIGESTS = batch("digests", DIGEST_BYTES, _DIGEST.pack, _DIGEST.unpack)
+_LENGTH = integer("length", PEER_READ_BYTES_MAX, least=1)
 
-_REQUESTS: Mapping[type, tuple[int, tuple[_Field, ...]]] = {
-    Hello: (1, (_integer("protocol", 2**16), _CLUSTER, _NODE_ID, _NONCE)),
+_REQUESTS: Mapping[type, tuple[int, tuple[Field, ...]]] = {
+    Hello: (1, (integer("protocol", 2**16), _CLUSTER, _NODE_ID, _NONCE)),
     Lookup: (2, (_DIGESTS,)),
-    TicketsWanted: (3, (_batch("ranges", _RANGE.size, _pack_range, _unpack_range),)),
+    TicketsWanted: (3, (batch("ranges", _RANGE.size, _pack_range, _unpack_range),)),
     Read: (4, (_DIGEST, _OFFSET, _LENGTH)),
     Hints: (5, (_DIGESTS,)),
     HealthWanted: (6, ()),
 }
-_REPLIES: Mapping[type, tuple[int, tuple[_Field, ...]]] = {
+_REPLIES: Mapping[type, tuple[int, tuple[Field, ...]]] = {
     Welcome: (
         65,
-        (_NODE_ID, _NONCE, _text("host", NAME_BYTES_MAX), _integer("port", _PORT_MAX, least=1)),
+        (_NODE_ID, _NONCE, text("host", NAME_BYTES_MAX), integer("port", _PORT_MAX, least=1)),
     ),
-    Sizes: (66, (_batch("sizes", _SIZE.size, _pack_size, _unpack_size),)),
-    Tickets: (67, (_batch("tickets", TICKET_BYTES, _pack_ticket, _unpack_ticket),)),
-    Bytes: (68, (_Field(int, _pack_length, _unpack_length),)),
+    Sizes: (66, (batch("sizes", _SIZE.size, _pack_size, _unpack_size),)),
+    Tickets: (67, (batch("tickets", TICKET_BYTES, _pack_ticket, _unpack_ticket),)),
+    Bytes: (68, (Field(int, _pack_length, _unpack_length),)),
     Done: (69, ()),
-    Health: (70, (_integer("free bytes", _INTEGER_MAX), _real("load"), _real("uptime"))),
-    Refusal: (71, (_Field(int, int, _unpack_code), _text("text", PEER_TEXT_BYTES_MAX))),
+    Health: (70, (integer("free bytes", _INTEGER_MAX), real("load"), real("uptime"))),
+    Refusal: (71, (Field(int, int, _unpack_code), text("text", PEER_TEXT_BYTES_MAX))),
 }
 _LAYOUTS = {**_REQUESTS, **_REPLIES}
 _NAMES = {kind: tuple(field.name for field in fields(kind)) for kind in _LAYOUTS}
@@ -373,34 +292,33 @@ def decode_reply(body: bytes) -> tuple[int, Reply]:
     return number, reply
 
 
-def shortened(text: str) -> str:
+def shortened(reason: str) -> str:
     """A text that fits a `Refusal`, whatever it holds."""
-    printable = "".join(c if c.isprintable() else "?" for c in text[:PEER_TEXT_BYTES_MAX])
-    whole = printable.encode()
-    return whole[:PEER_TEXT_BYTES_MAX].decode(errors="ignore")
+    printable = "".join(c if c.isprintable() else "?" for c in reason[:PEER_TEXT_BYTES_MAX])
+    return printable.encode()[:PEER_TEXT_BYTES_MAX].decode(errors="ignore")
 
 
 def _decode(
-    body: bytes, kinds: Mapping[int, tuple[type, tuple[_Field, ...]]], what: str
+    body: bytes, kinds: Mapping[int, tuple[type, tuple[Field, ...]]], what: str
 ) -> tuple[int, Any]:
     values = _unpack(body)
     if type(values) is not list or len(values) < 2 or list(map(type, values[:2])) != [int, int]:
-        _refuse(what, "is not [kind, number, field, ...]")
+        refuse(what, "is not [kind, number, field, ...]")
     kind, layout = kinds.get(values[0], (None, ()))
     if kind is None:
-        _refuse(what, f"{values[0]} is no kind of it")
+        refuse(what, f"{values[0]} is no kind of it")
     number = values[1]
     if not (0 if kind is Refusal else 1) <= number <= _INTEGER_MAX:
-        _refuse(what, f"{number} is no number")
+        refuse(what, f"{number} is no number")
     if list(map(type, values[2:])) != [field.kind for field in layout]:
-        _refuse(what, f"does not have the fields of {kind.__name__}")
+        refuse(what, f"does not have the fields of {kind.__name__}")
     unpacked = [field.unpack(value) for field, value in zip(layout, values[2:], strict=True)]
     return number, kind(*unpacked)
 
 
 def _unpack(body: bytes) -> Any:
     if len(body) > PEER_FRAME_BYTES_MAX:
-        _refuse("message", f"has {len(body)} bytes; {PEER_FRAME_BYTES_MAX} are the limit")
+        refuse("message", f"has {len(body)} bytes; {PEER_FRAME_BYTES_MAX} are the limit")
     lists = 0
 
     def count(values: list[Any]) -> list[Any]:

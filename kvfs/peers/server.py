@@ -39,7 +39,7 @@ from kvfs.peers.tickets import TicketTable
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 1.0  # between two looks at what has expired
+_TICK_S = 0.25  # between two looks at what has expired, or grown too large
 _TURN_MESSAGES_MAX = 64  # before answers are sent, and others let in
 
 
@@ -127,6 +127,11 @@ class PeerServer:
             log.warning("threads of the peer server are busy still: %s", [t.name for t in left])
 
     @property
+    def connection_count(self) -> int:
+        """Of channels, whether they have said hello or not."""
+        return self._front.connection_count
+
+    @property
     def session_count(self) -> int:
         """Of channels that have said hello."""
         return len(self._sessions)
@@ -148,6 +153,7 @@ class PeerServer:
                 if now_s >= next_tick_s:
                     self._sessions.end_idle(now_s)
                     self._bulk.end_overdue(now_s)
+                    self._front.cut_hoarders()
                     next_tick_s = now_s + _TICK_S
         finally:
             self._front.close()

@@ -36,20 +36,18 @@ class Gatekeeper:
     def close(self) -> None:
         self.socket.close()
 
-    def answer(self, *, is_full: bool) -> None:
-        """Judge the one that waits; when there are too many channels, nobody gets in."""
+    def answer(self) -> None:
+        """Judge the one that waits."""
         parts = self.socket.recv_multipart(zmq.NOBLOCK)
-        verdict = self._judge(parts, is_full=is_full)
+        verdict = self._judge(parts)
         request_id = parts[1] if len(parts) > 1 else b""
         self.socket.send_multipart(
             [_VERSION, request_id, verdict.code, verdict.text, verdict.user.encode(), b""]
         )
 
-    def _judge(self, parts: list[bytes], *, is_full: bool) -> _Verdict:
+    def _judge(self, parts: list[bytes]) -> _Verdict:
         if len(parts) < _REQUEST_PARTS_MIN or parts[0] != _VERSION:
             return _Verdict(b"500", b"not understood")
-        if is_full:
-            return _Verdict(b"300", b"too many channels are open")
         address, mechanism, credentials = parts[3], parts[5], parts[6:]
         if self._known is None:
             return _Verdict(b"200", b"")

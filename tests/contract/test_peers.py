@@ -323,6 +323,28 @@ def test_a_server_without_keys_keeps_to_loopback(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the kernel has no IPv6")
+def test_an_address_of_version_six_serves_as_well(way: str, tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    digest = source.add(b"abc")
+    server_keys, client_keys = (None, None) if way == "plain" else make_keys(tmp_path)
+    server = PeerServer(source, "[::1]:0", SERVER_ID, CLUSTER, server_keys)
+    server.start()
+    try:
+        client = PeerClient(
+            f"[::1]:{server.port}",
+            client_keys,
+            server_keys.pair.public if server_keys is not None else None,
+            CLIENT_ID,
+            CLUSTER,
+            encrypt_bulk=way == "encrypted",
+        )
+        assert read_whole(client, digest, 3) == b"abc"
+        client.close()
+    finally:
+        server.close()
+
+
 def test_a_place_that_is_taken_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     source = DirectorySource(tmp_path)
     with serving(source) as server:

@@ -1,5 +1,7 @@
 """A client whose peer is dead, frozen or lies: one error in time, no leak."""
 
+import os
+import resource
 import socket
 import struct
 import threading
@@ -41,6 +43,7 @@ from tests.peers import (
     make_keys,
     open_descriptors,
     read_whole,
+    receive_exactly,
     serving,
 )
 from tests.processes import wait_until
@@ -280,32 +283,58 @@ def test_closing_ends_calls_that_wait_in_other_threads() -> None:
 
 # Bulk streams that lie ----------------------------------------------------------------------------
 @contextmanager
-def lying_bulk(said: bytes, *, hang_up: bool) -> Iterator[int]:
-    """A bulk listener that says `said` to each ticket, then nothing, or hangs up; its port."""
+def scripted_bulk(connections: list[list[bytes]], *, hang_up: bool = True) -> Iterator[int]:
+    """A bulk listener; its port. For each connection what it says to one ticket after the other; at
+    the end it hangs up, or says nothing. More connections than scripts get the last one."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.05)
 
-        def serve() -> None:
+        def serve(connection: socket.socket, script: list[bytes]) -> None:
+            connection.settimeout(DEADLINE_S)
+            try:
+                for said in script:
+                    receive_exactly(connection, 32)
+                    connection.sendall(said)
+            except (AssertionError, OSError):  # the client has gone
+                return
+            if hang_up:
+                connection.close()
+
+        def accept() -> None:
             with ExitStack() as stack:
+                accepted = 0
                 while not ended.is_set():
                     try:
                         connection = stack.enter_context(listener.accept()[0])
                     except TimeoutError:
                         continue
-                    connection.settimeout(DEADLINE_S)
-                    connection.recv(32, socket.MSG_WAITALL)
-                    connection.sendall(said)
-                    if hang_up:
-                        connection.close()
+                    script = connections[min(accepted, len(connections) - 1)]
+                    accepted += 1
+                    thread = threading.Thread(target=serve, args=(connection, script))
+                    thread.start()
+                    stack.callback(thread.join, 20)
+                    stack.callback(_shut, connection)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=accept)
         thread.start()
         try:
             yield listener.getsockname()[1]
         finally:
             ended.set()
             thread.join(20)
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is closed
+        pass
+
+
+WHOLE = HEADER.pack(b"KVB1", 0, 1000) + b"w" * 1000
+HALF = HEADER.pack(b"KVB1", 0, 1000) + bytes(500)
+NO_TICKET = HEADER.pack(b"KVB1", 2, 0)
 
 
 def _give_ticket(number: int, request: Request) -> Reply:
@@ -336,7 +365,7 @@ def test_a_stream_that_does_not_hold_what_it_must_is_unavailable(
 ) -> None:
     descriptors = open_descriptors()
     with (
-        lying_bulk(said, hang_up=hang_up) as bulk_port,
+        scripted_bulk([[said]], hang_up=hang_up) as bulk_port,
         scripted(_give_ticket, bulk_port) as peer,
         asking(peer.port, limits=QUICK) as client,
     ):
@@ -349,12 +378,44 @@ def test_a_stream_that_does_not_hold_what_it_must_is_unavailable(
 
 def test_a_stream_that_stalls_keeps_to_a_short_deadline() -> None:
     with (
-        lying_bulk(HEADER.pack(b"KVB1", 0, 1000) + bytes(500), hang_up=False) as bulk_port,
+        scripted_bulk([[HALF]], hang_up=False) as bulk_port,
         scripted(_give_ticket, bulk_port) as peer,
         asking(peer.port, limits=replace(QUICK, progress_s=20)) as client,
     ):
         buffer = memoryview(bytearray(1000))
         assert _refused_s(lambda: client.read_into(DIGEST, 0, buffer, 0.3)) < 5
+
+
+@pytest.mark.parametrize(
+    "connections",
+    [
+        pytest.param([[WHOLE], [WHOLE]], id="kept, and hung up on when it is used"),
+        pytest.param([[WHOLE, HALF], [WHOLE]], id="kept, and breaks off"),
+        pytest.param([[WHOLE, NO_TICKET], [WHOLE]], id="kept, and the ticket has expired"),
+        pytest.param([[WHOLE, HEADER.pack(b"HTTP", 0, 0)], [WHOLE]], id="kept, and is garbled"),
+    ],
+)
+def test_a_kept_stream_that_fails_is_replaced_once(connections: list[list[bytes]]) -> None:
+    with (
+        scripted_bulk(connections) as bulk_port,
+        scripted(_give_ticket, bulk_port) as peer,
+        asking(peer.port) as client,
+    ):
+        for _ in range(2):
+            assert read_whole(client, DIGEST, 1000) == b"w" * 1000
+
+
+def test_a_ticket_that_has_expired_is_asked_for_once_more() -> None:
+    with (
+        scripted_bulk([[NO_TICKET], [WHOLE], [NO_TICKET]]) as bulk_port,
+        scripted(_give_ticket, bulk_port) as peer,
+        asking(peer.port, limits=QUICK) as client,
+    ):
+        assert read_whole(client, DIGEST, 1000) == b"w" * 1000
+        asked = len(peer.requests)
+        buffer = memoryview(bytearray(1000))
+        assert _refused_s(lambda: client.read_into(DIGEST, 0, buffer, 30), "take the ticket") < 5
+        assert len(peer.requests) == asked + 2
 
 
 def test_a_bulk_listener_that_is_not_there_is_unavailable() -> None:
@@ -379,7 +440,7 @@ def test_closing_ends_a_read_that_waits_in_another_thread() -> None:
             errors.append(error)
 
     with (
-        lying_bulk(HEADER.pack(b"KVB1", 0, 1000) + bytes(500), hang_up=False) as bulk_port,
+        scripted_bulk([[HALF]], hang_up=False) as bulk_port,
         scripted(_give_ticket, bulk_port) as peer,
         asking(peer.port, limits=replace(QUICK, progress_s=60)) as client,
     ):
@@ -394,8 +455,8 @@ def test_closing_ends_a_read_that_waits_in_another_thread() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [[], [b"short"], [bytes(2000)], [bytes(1000), b"more"]],
-    ids=["missing", "short", "long", "and more"],
+    [[], [b"short"], [bytes(999)], [bytes(2000)], [bytes(1000), b"more"]],
+    ids=["missing", "short", "a byte too short", "long", "and more"],
 )
 def test_bytes_inside_the_channel_that_do_not_fit_are_unavailable(
     tmp_path: Path, payload: list[bytes]
@@ -411,6 +472,49 @@ def test_bytes_inside_the_channel_that_do_not_fit_are_unavailable(
         buffer = memoryview(guarded)[10:1010]
         assert _refused_s(lambda: client.read_into(DIGEST, 0, buffer, 10)) < 5
         assert guarded[:10] == guarded[-10:] == b"x" * 10
+
+
+def test_too_few_descriptors_are_an_error_and_pass(tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    digest = source.add(bytes(1000))
+    peer = PeerProcess(tmp_path)  # in another process, which has enough
+    try:
+        with asking(peer.port, limits=QUICK) as client:
+            assert _serves(client, digest)
+            client._channels.drop_idle()
+            client._streams.drop_idle()
+            before = open_descriptors()
+            held = []
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, limits[1]))
+            try:
+                for spare in range(12):  # at each step of making a channel and a stream
+                    while _can_open(held):
+                        pass
+                    for fd in held[:spare]:
+                        os.close(fd)
+                    del held[:spare]
+                    try:
+                        client.read_into(digest, 0, memoryview(bytearray(1000)), 10)
+                    except Unavailable:
+                        time.sleep(QUICK.backoff_s_max)
+                    client._channels.drop_idle()
+                    client._streams.drop_idle()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for fd in held:
+                    os.close(fd)
+            wait_until(lambda: _serves(client, digest))
+    finally:
+        peer.kill()
+
+
+def _can_open(held: list[int]) -> bool:
+    try:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def test_a_deadline_that_has_passed_already_is_an_error_and_no_more(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PURE = {
     "kvfs.meta.records",
     "kvfs.meta.chunk_index",
     "kvfs.peers.address",
+    "kvfs.peers.fields",
     "kvfs.peers.messages",
     "mount.states",
     "mount.numbers",
@@ -64,7 +65,10 @@ HOMES = {
 }
 
 HEADS = ("kvfs", "kvfs.meta", "kvfs.peers", "kvfs.shell", "mount", "gpu_bridge")  # of packages
-LOOP_FREE = ("kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "gpu_bridge")
+LOOP_FREE = (
+    "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
+    "gpu_bridge",
+)  # fmt: skip
 
 # What an engine process and every command load first: it must not pull these in, not even through
 # another module of ours.

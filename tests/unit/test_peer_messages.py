@@ -112,6 +112,9 @@ def test_only_a_refusal_may_answer_no_request() -> None:
         Hello(PEER_PROTOCOL, "", NODE + b"x", NONCE),
         Hello(-1, "", NODE, NONCE),
         Sizes((-1,)),
+        Bytes(-1),
+        Bytes(0),
+        Bytes(PEER_READ_BYTES_MAX + 1),
         Tickets((bytes(32),)),
         Tickets((b"short",)),
         Health(-1, 0.0, 0.0),
@@ -185,11 +188,26 @@ def test_a_body_that_breaks_a_rule_is_refused_in_words(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (_packed(*[[*range(8)]] * 8), "a list in a list"),
+        (_packed(6, 1, {}), "maps or extensions"),
+        (_packed(6, 1, msgpack.Timestamp(1, 1)), "ext_len"),
+        (_packed(*range(9)), "array_len"),
+    ],
+)
+def test_what_no_message_has_is_refused_before_it_grows(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        decode_request(body)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         _packed(66, 1, struct.pack("<q", -2)),
         _packed(67, 1, bytes(31)),
         _packed(68, 1, -2),
+        _packed(68, 1, 0),
         _packed(68, 1, PEER_READ_BYTES_MAX + 1),
         _packed(70, 1, 1, math.inf, 0.0),
         _packed(70, 1, 1, 0, 0.0),
