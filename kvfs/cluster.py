@@ -79,6 +79,7 @@ class Cluster:
         self._fetching: dict[bytes, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(CLUSTER_FETCHES_MAX)
         self._is_cut_off = False
+        self._renewal = trio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -111,10 +112,13 @@ class Cluster:
     async def _renew_always(self) -> None:
         while True:
             await trio.sleep(CLUSTER_RENEW_S)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Say that this node is there, and know who else is."""
+        async with self._renewal:
             try:
-                members = await trio.to_thread.run_sync(
-                    self._membership.renew, abandon_on_cancel=True
-                )
+                members = await trio.to_thread.run_sync(self._membership.renew)
             except Unavailable as error:
                 self._note_cut_off(error)
             else:
@@ -211,12 +215,13 @@ class Cluster:
             await self._node.reserve(stage, size_bytes)
             end_s = trio.current_time() + CLUSTER_HOLDER_WAIT_S
             while not await self._fetch_into(stage, digest, size_bytes):
-                # Who has joined just now may not be known yet to who has the bytes.
+                # Who has joined just now may not be known yet, here or to who has the bytes.
+                self.refresh()
+                await self._renew()
                 if not self._holders(digest) or trio.current_time() > end_s:
                     log.info("blob %s: no node gives it", digest.hex())
                     return
                 await trio.sleep(CLUSTER_RENEW_S / 2)
-                self.refresh()
             await self._node.publisher.adopt_copy(stage, digest, size_bytes, self._engine.add_copy)
             self._node.counters.fetched_bytes += size_bytes
         finally:
