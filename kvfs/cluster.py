@@ -25,7 +25,7 @@ from kvfs.config import (
     MIB,
     ClusterConfig,
 )
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.fetch import fetch_blob
 from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
@@ -92,6 +92,7 @@ class Cluster:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._renew_always)
                 nursery.start_soon(self._listen_always)
+                nursery.start_soon(self._refill_always)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -158,6 +159,18 @@ class Cluster:
                 await trio.sleep(CLUSTER_LISTEN_S)
             else:
                 self.refresh()
+
+    async def _refill_always(self) -> None:
+        """Fill a server that has lost its names again, and compare what this node has with what
+        all share after it was away; in small steps."""
+        while True:
+            await trio.sleep(CLUSTER_RENEW_S)
+            try:
+                while self._engine.refill_more(self._node.now_ns()) or self._engine.recheck_more():
+                    await trio.sleep(0)
+                self._node.reap()
+            except (Unavailable, NamespaceError) as error:
+                log.warning("the metadata server is not filled yet: %s", error)
 
     def refresh(self) -> None:
         """Know all that others did until now, and have the kernel know. A round trip; where the

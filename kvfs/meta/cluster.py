@@ -133,10 +133,12 @@ class ClusterView(View):
         raw = self.txn.get(pack_native(ino), db=self.tables.stamp)
         return None if raw is None else records.decode_stamp(raw)
 
-    def candidate(self, ino: int) -> Candidate:
+    def candidate(self, ino: int) -> Candidate | None:
         stamp = self.stamp_of(ino)
         found = super().candidate(ino)
-        return found if stamp is None else replace(found, used_ns=stamp.used_ns)
+        if found is None or stamp is None:
+            return found
+        return replace(found, used_ns=stamp.used_ns)
 
     def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
         self.txn.read_ahead(table, keys)
@@ -226,6 +228,27 @@ class ClusterBatch(ClusterView, Batch):
         raw = records.encode_stamp(records.Stamp(used_ns, blob.directory, not move.is_pinned))
         self.txn.put(key, raw, db=self.tables.stamp)
 
+    def recount(self, digest: bytes) -> None:
+        """Have the record of a blob here say how many files hold it, whatever was missed."""
+        blob = self.blob(digest)
+        count = len(self.holders(digest))
+        if blob is None or blob.references == count:
+            return
+        if count:
+            self.begin_copy(digest)
+        else:
+            self._put_blob(replace(blob, references=0))
+            self.txn.put(digest, b"", db=self.tables.doomed)
+
+    def recheck_stamp(self, ino: int) -> None:
+        """Take a file out of the order of use that has no name or no bytes here any more."""
+        stamp = self.stamp_of(ino)
+        inode = self.find(ino)
+        if stamp is None or (inode is not None and inode.nlink and self.blob(inode.digest)):
+            return
+        self.txn.delete(records.used_key(stamp.directory, stamp.used_ns, ino), db=self.tables.used)
+        self.txn.delete(pack_native(ino), db=self.tables.stamp)
+
     def _set_stamp(self, inode: Inode) -> None:
         blob = self.blob(inode.digest)
         if blob is None or inode.nlink == 0:
@@ -259,9 +282,9 @@ class ClusterBatch(ClusterView, Batch):
         known = self.blob(publication.digest)
         super().ensure_blob(publication)
         if known is None or not known.references:
-            self._begin_copy(publication.digest)
+            self.begin_copy(publication.digest)
 
-    def _begin_copy(self, digest: bytes) -> None:
+    def begin_copy(self, digest: bytes) -> None:
         """The bytes of a digest have come here: so have those of all files that hold it."""
         blob = self.blob(digest)
         assert blob is not None

@@ -235,7 +235,8 @@ class TableEngine(ABC):
                 range(len(view.state().allocated_bytes)) if directory is None else (directory,)
             )
             order = merge(*(view.ranked(index, after) for index in directories))
-            return [view.candidate(ino) for _, ino in islice(order, limit)]
+            found = (view.candidate(ino) for _, ino in order)
+            return list(islice((one for one in found if one is not None), limit))
 
     def continuations(self, ino: int, after: int, limit: int) -> list[Candidate]:
         with self._reading() as view:
@@ -248,8 +249,9 @@ class TableEngine(ABC):
                     break
                 child_record = view.chunk(child)
                 assert child_record is not None
-                if child_record.info.token_start > record.info.token_start:
-                    found.append(view.candidate(child))
+                candidate = view.candidate(child)
+                if candidate and child_record.info.token_start > record.info.token_start:
+                    found.append(candidate)
             return found
 
     def newest_used_ns(self) -> int:

@@ -10,14 +10,20 @@ written leaves names without bytes here: as after a crash, `recover` finds the f
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
 import xxhash
 
-from kvfs.config import CLUSTER_CLAIMS_MAX, CLUSTER_CONFLICTS_MAX, CLUSTER_WAIT_S, META_BYTES_MAX
+from kvfs.config import (
+    CLUSTER_CLAIMS_MAX,
+    CLUSTER_CONFLICTS_MAX,
+    CLUSTER_WAIT_S,
+    META_BYTES_MAX,
+    RECHECK_STEP,
+)
 from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
@@ -29,11 +35,13 @@ from kvfs.meta.cluster import (
     decode_news,
     encode_news,
 )
-from kvfs.meta.contract import ROOT_INO, Publication, Usage
+from kvfs.meta.contract import DIGEST_BYTES, ROOT_INO, Publication, Usage
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.members import Member, Members
+from kvfs.meta.mirror import Mirror
 from kvfs.meta.records import pack_native
+from kvfs.meta.refill import Refill, give_back
 from kvfs.meta.server import Conflict, Done, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
@@ -54,12 +62,15 @@ class RedisEngine(LmdbEngine):
     ) -> None:
         self._server = server
         self._root = root
-        self._known = Known(server)
+        self._known = Known(_OrAsKnown(server, self._remembered))
+        self._refill: Refill | None = None
+        self._unchecked: list[bytes] = []  # keys of this node's tables, as `_own_keys`
         self.node_id = node_id
         self._number_base = _claim_numbers(server, node_id)
         news = server.news(0)
         self._sequence, self._inodes = news.sequence, news.inodes
         super().__init__(database)
+        self.recheck()
 
     @classmethod
     def join(
@@ -136,6 +147,7 @@ class RedisEngine(LmdbEngine):
                 raise
             self._settle(batch, encode_news(batch) if shared.commit.writes else None)
             batch.finish()
+            Mirror(txn, self._tables).learn(shared.commit)
         batch.committed()
         self._known.learn(shared.commit)
         self._lookups.note(batch)
@@ -194,6 +206,7 @@ class RedisEngine(LmdbEngine):
                 return heard
             if is_cut:  # what was between is lost: of nothing it is known whether it changed
                 self._forget_all()
+                self.recheck()
                 self._sequence = news.sequence
 
     def _begin_again(self) -> Unavailable:
@@ -201,10 +214,64 @@ class RedisEngine(LmdbEngine):
         self._server.begin(self._root)
         self._forget_all()
         self._sequence = self._server.news(0).sequence
-        return Unavailable("the metadata server was emptied; its names are gone")
+        self._refill = Refill()
+        return Unavailable("the metadata server was emptied; nodes tell it again what they have")
+
+    def refill_more(self, now_ns: int) -> bool:
+        """Give a server that lost everything some more names of files whose bytes are here; False
+        once it has all, or never lost any. What has got another meanwhile keeps that."""
+        if self._refill is None:
+            return False
+        with self._remembered() as mirror:
+            names = self._refill.next_names(mirror)
+        if names:
+            self._write(lambda batch: give_back(_of_cluster(batch), names, now_ns))
+            return True
+        self._refill = None
+        self.recheck()
+        return False
+
+    def recheck(self) -> None:
+        """Something was missed: all that this node's own tables say has to be looked at."""
+        with super()._reading() as local:
+            tables = self._tables
+            self._unchecked = [*local.keys(tables.stamp, b""), *local.keys(tables.blob, b"")]
+
+    def recheck_more(self) -> bool:
+        """Make the order of use, and the blobs' counts of files, say of some more what is so;
+        False once all do."""
+        keys = self._unchecked[-RECHECK_STEP:]
+        del self._unchecked[-RECHECK_STEP:]
+
+        def change(batch: Batch) -> None:
+            of_cluster = _of_cluster(batch)
+            inos = [int.from_bytes(key, "little") for key in keys if len(key) != DIGEST_BYTES]
+            of_cluster.read_inodes_ahead(inos)
+            for ino in inos:
+                of_cluster.recheck_stamp(ino)
+            for key in keys:
+                if len(key) == DIGEST_BYTES:
+                    of_cluster.recount(key)
+
+        if keys:
+            self._write(change)
+        return bool(keys)
+
+    @contextmanager
+    def _remembered(self) -> Iterator[Mirror]:
+        with super()._reading() as local:
+            yield Mirror(local.txn, self._tables)
 
     def _hear(self, heard: Heard) -> Heard:
         self._forget_records(heard.records)
+        with self._remembered() as mirror:
+            outdated = mirror.outdated(heard.records)
+        if outdated:
+            values = self._server.values(outdated)
+            with self._writing() as txn:
+                mirror = Mirror(txn, self._tables)
+                for record, value in zip(outdated, values, strict=True):
+                    mirror.put(record, value)
         if heard.moves_directories:
             self._lookups.forget_directories()
         for move in heard.moves:
@@ -266,6 +333,36 @@ class RedisEngine(LmdbEngine):
 
     def index_more(self) -> bool:
         return False  # this node does not have all names
+
+
+class _OrAsKnown:
+    """`Source`: the server, or what this node remembers while that does not answer."""
+
+    def __init__(
+        self, server: MetaServer, remembered: Callable[[], AbstractContextManager[Mirror]]
+    ) -> None:
+        self._server = server
+        self._remembered = remembered
+
+    def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
+        try:
+            return self._server.values(wanted)
+        except Unavailable:
+            with self._remembered() as mirror:
+                found = [mirror.value(record) for record in wanted]
+            if None in found:
+                raise
+            return found
+
+    def members(self, page: Page) -> tuple[bytes, ...]:
+        try:
+            return self._server.members(page)
+        except Unavailable:
+            with self._remembered() as mirror:
+                found = mirror.members(page)
+            if page.table is not SharedTable.DIRENT:
+                raise
+            return found
 
 
 def _claim_numbers(server: MetaServer, node_id: bytes) -> int:

@@ -228,13 +228,13 @@ class View:
                 return 0
             return records.split_used_key(cursor.key())[0]
 
-    def candidate(self, ino: int) -> Candidate:
-        """A published file as eviction sees it."""
+    def candidate(self, ino: int) -> Candidate | None:
+        """A published file as eviction sees it; None where its bytes are not here."""
         raw = self.txn.get(pack_native(ino), db=self.tables.inode)
-        assert raw is not None
-        use = records.use_of(raw)
-        blob = self.blob(use.digest)
-        assert blob is not None
+        use = None if raw is None else records.use_of(raw)
+        blob = None if use is None else self.blob(use.digest)
+        if use is None or blob is None:
+            return None
         return Candidate(
             ino,
             use.used_ns,

@@ -1,7 +1,9 @@
 """The engine of a cluster against the contract, and what several of them promise each other."""
 
 import errno
+import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import redis
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
-from tests.contract.meta_suite import FILE, T0, MetaSuite, digest, publication, refused
+from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
 from tests.redis_rig import RedisServer, free_port, redis_server
 
 
@@ -200,3 +202,85 @@ def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="does not answer"):
         RedisEngine.join(tmp_path, f"redis://127.0.0.1:{free_port()}", "c", bytes(16))
     assert not (tmp_path / "data.mdb").exists()
+
+
+def test_a_wiped_server_is_filled_again_by_who_has_the_bytes(
+    cluster: Cluster, server: RedisServer
+) -> None:
+    a, b = cluster.join(), cluster.join()
+    [one, two] = a.publish(
+        [publication(1, b"kv/m/00/1", chunk=chunk(b"k")), publication(2, b"x/2")], T0
+    )
+    a.link(two.inode.ino, ROOT_INO, b"again", T0)
+    a.rename(two.parent, b"2", ROOT_INO, b"moved", T0)
+    b.catch_up()
+    b.publish([publication(3, b"kv/m/01/3", chunk=chunk(b"l", b"k", 256))], T0)
+    a.catch_up()
+    a.restamp([(one.inode.ino, T0 + 9)])
+    before = sorted(path for path in tree_of(a) if path != b"x")
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    for engine in (a, b):
+        with pytest.raises(Unavailable, match="was emptied"):
+            engine.catch_up()
+    assert tree_of(b) == []
+    for engine in (a, b):
+        while engine.refill_more(T0):
+            pass
+    for engine in (a, b):
+        engine.catch_up()
+        assert sorted(path for path in tree_of(engine) if path != b"x") == before
+        while engine.recheck_more():
+            pass
+    assert a.inode(two.inode.ino) == b.inode(two.inode.ino)
+    assert [c.used_ns for c in a.coldest(9)] == [T0 - 1, T0 + 9]
+    assert [blob and blob.references for blob in a.blobs([digest(1), digest(2)])] == [1, 1]
+    namespace = b.resolve([b"kv/m"])[0]
+    assert namespace is not None
+    assert [e.info.key for e in b.children(namespace.ino, b"k", 0, 9)] == [b"l"]
+    root = a.inode(ROOT_INO)
+    assert root is not None and root.nlink == 2 + sum(b"/" not in p for p in (b"kv", b"x"))
+    assert a.copies(digest(1)) == [a.node_id]
+
+
+def test_a_node_that_was_away_gives_up_what_has_no_name_any_more(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.meta.server.CLUSTER_FEED_ENTRIES", 4)
+    a, b = cluster.join(), cluster.join()
+    [gone, _] = a.publish([publication(1, b"f"), publication(2, b"kept")], T0)
+    b.catch_up()
+    b.forget([b.unlink(ROOT_INO, b"f", T0).ino])
+    for n in range(200):
+        b.make(ROOT_INO, b"d%d" % n, FILE, 0, 0, T0)
+    a.catch_up()
+    while a.recheck_more():
+        pass
+    assert [blob.digest for blob in a.doomed(9)] == [digest(1)]
+    assert [c.digest for c in a.coldest(9)] == [digest(2)]
+    assert a.inode(gone.inode.ino) is None
+
+
+def test_a_node_that_is_cut_off_knows_what_it_has(cluster: Cluster, server: RedisServer) -> None:
+    a = cluster.join()
+    [published] = a.publish([publication(1, b"d/f")], T0)
+    a._known.clear()  # as a node whose cache has forgotten it
+    a._cache.clear()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        assert a.resolve([b"d/f"]) == [published.inode]
+        assert names_in(a) == [b"d"]
+        with pytest.raises(Unavailable):
+            a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
+
+
+def tree_of(engine: RedisEngine, directory: int = ROOT_INO, above: bytes = b"") -> list[bytes]:
+    found = []
+    for entry in engine.entries(directory, b"", 100):
+        found.append(above + entry.name)
+        if entry.inode.is_directory:
+            found += tree_of(engine, entry.inode.ino, above + entry.name + b"/")
+    return found

@@ -1,0 +1,100 @@
+"""What a node of a cluster keeps of the shared tables in its own database: records that it wrote,
+or read on the way to a write. They are what it knows while it is cut off from the server, and what
+it fills a server with that has lost everything.
+
+Of directories only names matter, so that their time stamps, which everybody changes, may be old.
+"""
+
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kvfs.meta import records
+from kvfs.meta.records import pack_native, pack_ordered
+from kvfs.meta.shared import Commit, Page, Record, SharedTable
+from kvfs.meta.view import Tables
+
+if TYPE_CHECKING:
+    import lmdb
+    from lmdb import _Database
+
+
+class Mirror:
+    """Within one transaction of the database."""
+
+    def __init__(self, txn: "lmdb.Transaction[bytes]", tables: Tables) -> None:
+        self._txn = txn
+        self._tables: dict[SharedTable, _Database] = {
+            SharedTable.INODE: tables.inode,
+            SharedTable.CHUNK: tables.chunk,
+            SharedTable.DIRENT: tables.dirent,
+        }
+
+    def value(self, record: Record) -> bytes | None:
+        """What was known last."""
+        table = self._tables.get(record.table)
+        return None if table is None else self._txn.get(record.key, db=table)
+
+    def members(self, page: Page) -> tuple[bytes, ...]:
+        """The names of a directory that were known last."""
+        if page.table is not SharedTable.DIRENT:
+            return ()
+        found: list[bytes] = []
+        for key in self._keys(page.group + page.start):
+            if len(found) == page.limit or not key.startswith(page.group):
+                break
+            found.append(key[len(page.group) :])
+        return tuple(found)
+
+    def names(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Names and inode numbers of a directory, those behind `after`."""
+        page = Page(SharedTable.DIRENT, pack_ordered(parent), after + b"\0" * bool(after), limit)
+        found = []
+        for name in self.members(page):
+            raw = self._txn.get(page.group + name, db=self._tables[SharedTable.DIRENT])
+            assert raw is not None
+            found.append((name, records.dirent_ino(raw)))
+        return found
+
+    def _keys(self, start: bytes) -> Iterator[bytes]:
+        with self._txn.cursor(self._tables[SharedTable.DIRENT]) as cursor:
+            found = cursor.set_range(start)
+            while found:
+                yield cursor.key()
+                found = cursor.next()
+
+    def learn(self, commit: Commit) -> None:
+        """A transaction of this node went through."""
+        for record, value in (commit.values | commit.writes).items():
+            self.put(record, value)
+
+    def put(self, record: Record, value: bytes | None) -> None:
+        """This is how a record is now; None: it is not."""
+        table = self._tables.get(record.table)
+        if table is None:
+            return
+        if value is None:
+            self._txn.delete(record.key, db=table)
+        else:
+            self._txn.put(record.key, value, db=table)
+
+    def outdated(self, changed: Iterable[Record]) -> Sequence[Record]:
+        """Those of the records that others changed of which what is known here matters."""
+        return [record for record in changed if self._matters(record)]
+
+    def _matters(self, record: Record) -> bool:
+        known = self.value(record)
+        if known is None or record.table is not SharedTable.INODE:
+            return known is not None
+        ino = int.from_bytes(record.key, "little")
+        return not stat.S_ISDIR(records.decode_inode(ino, known).mode)
+
+
+def inode_record(ino: int) -> Record:
+    """Where an inode is."""
+    return Record(SharedTable.INODE, pack_native(ino))
+
+
+def chunk_record(ino: int) -> Record:
+    """Where the chunk record of an inode is."""
+    return Record(SharedTable.CHUNK, pack_native(ino))

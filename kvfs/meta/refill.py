@@ -1,0 +1,94 @@
+"""Giving a server that has lost everything its names again: those of the files whose bytes a node
+has, with the directories above them, under the inode numbers that they had.
+
+Several nodes do it at the same time. Each name is given once; what a name has got meanwhile stays,
+and the bytes that it stood for go as if it had been replaced.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvfs.config import REFILL_STEP
+from kvfs.meta import records, tree
+from kvfs.meta.cluster import ClusterBatch
+from kvfs.meta.contract import ROOT_INO, ChunkInfo, Inode
+from kvfs.meta.mirror import Mirror, chunk_record, inode_record
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A name as a node remembers it."""
+
+    parent: int
+    name: bytes
+    inode: Inode
+    chunk: ChunkInfo | None
+
+
+class Refill:
+    """A walk over all that a node remembers, directories before what they hold."""
+
+    def __init__(self) -> None:
+        self._directories = deque([ROOT_INO])
+        self._after = b""
+
+    def next_names(self, mirror: Mirror) -> list[Remembered]:
+        """The next names, none at the end."""
+        while self._directories:
+            parent = self._directories[0]
+            listed = mirror.names(parent, self._after, REFILL_STEP)
+            if not listed:
+                self._directories.popleft()
+                self._after = b""
+                continue
+            self._after = listed[-1][0]
+            found = [_remember(mirror, parent, name, ino) for name, ino in listed]
+            names = [one for one in found if one is not None]
+            self._directories += (one.inode.ino for one in names if one.inode.is_directory)
+            if names:
+                return names
+        return []
+
+
+def _remember(mirror: Mirror, parent: int, name: bytes, ino: int) -> Remembered | None:
+    raw = mirror.value(inode_record(ino))
+    if raw is None:
+        return None
+    packed_chunk = mirror.value(chunk_record(ino))
+    chunk = None if packed_chunk is None else records.decode_chunk(packed_chunk).info
+    return Remembered(parent, name, records.decode_inode(ino, raw), chunk)
+
+
+def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> None:
+    """Write those names that are free, of directories and of files whose bytes are here."""
+    for one in names:
+        above = batch.find(one.parent)
+        if above is None or not above.is_directory:
+            continue
+        is_here = batch.blob(one.inode.digest) is not None
+        if not (one.inode.is_directory or is_here):
+            continue
+        found = batch.entry(one.parent, one.name)
+        if found is None:
+            _give_name(batch, one, now_ns)
+        if is_here:
+            batch.begin_copy(one.inode.digest)
+
+
+def _give_name(batch: ClusterBatch, one: Remembered, now_ns: int) -> None:
+    there = batch.find(one.inode.ino)
+    if one.inode.is_directory:
+        if there is not None:
+            return  # it has got another name
+        inode = batch.store(replace(one.inode, nlink=2), None)
+    elif there is None:
+        stamp = batch.stamp_of(one.inode.ino)
+        used_ns = one.inode.used_ns if stamp is None else stamp.used_ns
+        inode = batch.store(replace(one.inode, nlink=1, used_ns=used_ns), None)
+    else:
+        inode = batch.store(replace(there, nlink=there.nlink + 1), there)
+    batch.add_name(one.parent, one.name, inode)
+    tree.change_directory(batch, batch.directory(one.parent), now_ns, links=int(inode.is_directory))
+    if one.chunk is not None:
+        batch.put_chunk(inode.ino, one.chunk)
