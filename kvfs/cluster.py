@@ -157,8 +157,7 @@ class Cluster:
             except Unavailable as error:
                 self._note_cut_off(error)
                 await trio.sleep(CLUSTER_LISTEN_S)
-            else:
-                self.refresh()
+            self.refresh()  # also without news: the server may have lost everything
 
     async def _refill_always(self) -> None:
         """Fill a server that has lost its names again, and compare what this node has with what
@@ -182,6 +181,7 @@ class Cluster:
             return
         if self._is_cut_off:
             log.warning("the metadata server answers again")
+            self._engine.forget_remembered()
             self._is_cut_off = False
         for record in {record for one in heard for record in one.records}:
             if record.table is SharedTable.DIRENT:

@@ -42,7 +42,7 @@ from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
 from kvfs.meta.records import pack_native
 from kvfs.meta.refill import Refill, give_back
-from kvfs.meta.server import Conflict, Done, MetaServer
+from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
 
@@ -62,7 +62,7 @@ class RedisEngine(LmdbEngine):
     ) -> None:
         self._server = server
         self._root = root
-        self._known = Known(_OrAsKnown(server, self._remembered))
+        self._known = Known(server)
         self._refill: Refill | None = None
         self._unchecked: list[bytes] = []  # keys of this node's tables, as `_own_keys`
         self.node_id = node_id
@@ -112,7 +112,7 @@ class RedisEngine(LmdbEngine):
     @contextmanager
     def _reading(self) -> Iterator[View]:
         with super()._reading() as local:
-            shared = SharedTransaction(self._known)
+            shared = SharedTransaction(_OrRemembered(self._known, self._remembered))
             txn = ClusterTransaction(local.txn, shared, self._tables)
             yield ClusterView(txn, self._tables, self._cache)  # type: ignore[arg-type]  # see there
 
@@ -126,6 +126,8 @@ class RedisEngine(LmdbEngine):
                 return self._try_write(change)
             except _Changed:
                 continue
+            except Emptied as error:
+                raise self._begin_again() from error
         raise Unavailable(
             f"others changed the same names {CLUSTER_CONFLICTS_MAX} times in a row; try again"
         )
@@ -231,6 +233,11 @@ class RedisEngine(LmdbEngine):
         self.recheck()
         return False
 
+    def forget_remembered(self) -> None:
+        """The server answers again: what was only remembered is no longer good enough."""
+        self._cache.clear()
+        self._lookups.forget_directories()
+
     def recheck(self) -> None:
         """Something was missed: all that this node's own tables say has to be looked at."""
         with super()._reading() as local:
@@ -335,18 +342,19 @@ class RedisEngine(LmdbEngine):
         return False  # this node does not have all names
 
 
-class _OrAsKnown:
-    """`Source`: the server, or what this node remembers while that does not answer."""
+class _OrRemembered:
+    """`Source` for who only reads: what is known, or what this node remembers while the server does
+    not answer. That may be old, so nothing is written by it."""
 
     def __init__(
-        self, server: MetaServer, remembered: Callable[[], AbstractContextManager[Mirror]]
+        self, known: Known, remembered: Callable[[], AbstractContextManager[Mirror]]
     ) -> None:
-        self._server = server
+        self._known = known
         self._remembered = remembered
 
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
         try:
-            return self._server.values(wanted)
+            return self._known.values(wanted)
         except Unavailable:
             with self._remembered() as mirror:
                 found = [mirror.value(record) for record in wanted]
@@ -356,7 +364,7 @@ class _OrAsKnown:
 
     def members(self, page: Page) -> tuple[bytes, ...]:
         try:
-            return self._server.members(page)
+            return self._known.members(page)
         except Unavailable:
             with self._remembered() as mirror:
                 found = mirror.members(page)

@@ -30,6 +30,10 @@ _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
 _Answer = TypeVar("_Answer")
 
 
+class Emptied(Unavailable):
+    """The server has lost everything, or is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """What a transaction saw is not what is there; None: of all, since the server was wiped."""
@@ -114,15 +118,13 @@ class MetaServer:
             else:
                 points.append(record)
 
-        def ask() -> list[Any]:
-            with self._redis.pipeline(transaction=False) as pipe:
-                if points:
-                    pipe.mget([self._key(r.table.value.encode() + r.key) for r in points])
-                for (table, group), members in groups.items():
-                    pipe.hmget(self._key(table.value.encode() + group), members)
-                return pipe.execute()
+        def ask(pipe: "redis.client.Pipeline") -> None:
+            if points:
+                pipe.mget([self._key(r.table.value.encode() + r.key) for r in points])
+            for (table, group), members in groups.items():
+                pipe.hmget(self._key(table.value.encode() + group), members)
 
-        answers = iter(self._ask(ask))
+        answers = iter(self._read(ask))
         found: dict[Record, bytes | None] = {}
         if points:
             found.update(zip(points, next(answers), strict=True))
@@ -135,10 +137,25 @@ class MetaServer:
         """As `Source.members`."""
         letter = _HAS_VALUES.get(page.table, page.table.value)
         key = self._key(letter.encode() + page.group)
-        found = self._ask(
-            lambda: self._redis.zrangebylex(key, b"[" + page.start, "+", 0, page.limit)
+        [found] = self._read(
+            lambda pipe: pipe.zrangebylex(key, b"[" + page.start, "+", 0, page.limit)
         )
-        return tuple(map(_raw, found))
+        return tuple(found)
+
+    def _read(self, ask: Callable[["redis.client.Pipeline"], object]) -> list[Any]:
+        """Answers to several questions, in one round trip. `Unavailable` also from a server that
+        has lost everything: nothing is there, which says nothing."""
+
+        def question() -> list[Any]:
+            with self._redis.pipeline(transaction=False) as pipe:
+                pipe.get(self._key(b"epoch"))
+                ask(pipe)
+                return pipe.execute()
+
+        epoch, *answers = self._ask(question)
+        if epoch != self.epoch:
+            raise Emptied("the metadata server was emptied just now")
+        return answers
 
     def news(self, after: int) -> News:
         """What happened since an entry of the feed."""

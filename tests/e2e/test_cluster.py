@@ -35,6 +35,14 @@ def copies_of(node: Node, path: bytes) -> bool:
         return client.blobs([inode.digest])[0] is not None
 
 
+def shows(node: Node, name: str) -> bool:
+    """Whether a node knows a name; one that cannot say does not."""
+    try:
+        return (node.mountpoint / name).exists()
+    except OSError:
+        return False
+
+
 def test_right_bytes_at_the_next_open_on_every_node(rig: Rig) -> None:
     exercise = Exercise(rig.nodes, random.Random(7))
     for number in range(150):
@@ -147,3 +155,17 @@ def test_without_the_server_a_node_serves_what_it_has(rig: Rig) -> None:
     with pytest.raises(OSError):
         (b.mountpoint / "new").write_bytes(b"new")
     assert time.monotonic() - began < SOON_S
+
+
+def test_a_server_that_lost_everything_is_told_again(rig: Rig) -> None:
+    """After the one before: it comes back empty."""
+    rig.server.start()
+    a, b, c = rig.nodes
+    end_s = time.monotonic() + SOON_S
+    while not shows(c, "here"):
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    assert (c.mountpoint / "here").read_bytes() == b"here"
+    assert (a.mountpoint / "shared").read_bytes() == b"shared"
+    (b.mountpoint / "new").write_bytes(b"new")
+    assert (a.mountpoint / "new").read_bytes() == b"new"
