@@ -140,6 +140,9 @@ class ClusterView(View):
             return found
         return replace(found, used_ns=stamp.used_ns)
 
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        return self.txn.shared.dirents(keys)
+
     def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
         self.txn.read_ahead(table, keys)
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
+from kvfs.meta.records import NO_DIRENT
 from kvfs.meta.shared import Commit, Page, Record, SharedTable, Source
 
 _Group = tuple[SharedTable, bytes]
@@ -18,17 +19,28 @@ class Known:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._values: OrderedDict[Record, bytes | None] = OrderedDict()
+        self._values: dict[SharedTable, OrderedDict[bytes, bytes | None]] = {
+            table: OrderedDict() for table in SharedTable
+        }
         self._groups: OrderedDict[_Group, dict[Page, tuple[bytes, ...]]] = OrderedDict()
 
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
-        missing = [record for record in wanted if record not in self._values]
+        missing = [record for record in wanted if record.key not in self._values[record.table]]
         if not missing:
-            return [self._values[record] for record in wanted]
+            return [self._values[record.table][record.key] for record in wanted]
         read = dict(zip(missing, self._source.values(missing), strict=True))
-        answer = [read[r] if r in read else self._values[r] for r in wanted]
+        answer = [read[r] if r in read else self._values[r.table][r.key] for r in wanted]
         for record, value in read.items():
             self._keep(record, value)
+        return answer
+
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        known = self._values[SharedTable.DIRENT]
+        missing = [key for key in keys if key not in known]
+        read = dict(zip(missing, self._source.dirents(missing), strict=True)) if missing else {}
+        answer = [read.get(key) or known[key] or NO_DIRENT for key in keys]
+        for key, value in read.items():
+            self._keep(Record(SharedTable.DIRENT, key), None if value == NO_DIRENT else value)
         return answer
 
     def members(self, page: Page) -> tuple[bytes, ...]:
@@ -47,7 +59,7 @@ class Known:
     def forget(self, records: Iterable[Record]) -> None:
         """These were changed by somebody."""
         for record in records:
-            self._values.pop(record, None)
+            self._values[record.table].pop(record.key, None)
             if record.is_grouped:
                 self._groups.pop((record.table, record.split()[0]), None)
 
@@ -57,7 +69,8 @@ class Known:
 
     def clear(self) -> None:
         """Anything may have changed."""
-        self._values.clear()
+        for values in self._values.values():
+            values.clear()
         self._groups.clear()
 
     def learn(self, commit: Commit) -> None:
@@ -67,6 +80,7 @@ class Known:
             self._keep(record, value)
 
     def _keep(self, record: Record, value: bytes | None) -> None:
-        self._values[record] = value
-        if len(self._values) > CLUSTER_RECORDS_CACHED_MAX:
-            self._values.popitem(last=False)
+        values = self._values[record.table]
+        values[record.key] = value
+        if len(values) > CLUSTER_RECORDS_CACHED_MAX:
+            values.popitem(last=False)

@@ -85,7 +85,7 @@ class Lookups:
             ]
             return self._index.sizes(numbers, keys)
         entries = [leaves[int(name[:2], 16)] + name for name in keys.file_names()]
-        fields = self._read_dirents(view, entries)[1::2]
+        fields = records.unpack_dirents(view.dirents(entries))[1::2]
         return [size - 1 if size else None for size in fields]
 
     def dirents(self, view: View, paths: Sequence[bytes]) -> tuple[int, ...]:
@@ -104,12 +104,7 @@ class Lookups:
             if prefix is None:
                 prefix = found[head] = self._find_directory(view, head)
             keys.append(prefix + name if name else records.ROOT_DIRENT_KEY)
-        return self._read_dirents(view, keys)
-
-    def _read_dirents(self, view: View, keys: Sequence[bytes]) -> tuple[int, ...]:
-        view.read_ahead(view.tables.dirent, keys)
-        get, nothing = view.txn.get, records.NO_DIRENT
-        return records.unpack_dirents([get(key, nothing) for key in keys])
+        return records.unpack_dirents(view.dirents(keys))
 
     def _find_leaves(self, view: View, root: bytes, firsts: Iterable[int]) -> dict[int, bytes]:
         """Where the entries begin of the directories of a model's chunks, by their keys' first
@@ -118,8 +113,8 @@ class Lookups:
         missing = [path for path in paths.values() if path not in self._directories]
         if missing:
             above = self._find_directory(view, root[:-1])
-            dirents = self._read_dirents(view, [above + path[-2:] for path in missing])
-            view.read_inodes_ahead(dirents[::2])
+            dirents = view.dirents([above + path[-2:] for path in missing])
+            view.read_inodes_ahead(records.unpack_dirents(dirents)[::2])
         return {byte: self._find_directory(view, path) for byte, path in paths.items()}
 
     def _find_directory(self, view: View, path: bytes) -> bytes:

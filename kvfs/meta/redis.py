@@ -362,6 +362,13 @@ class _OrRemembered:
                 raise
             return found
 
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        try:
+            return self._known.dirents(keys)
+        except Unavailable:
+            found = self.values([Record(SharedTable.DIRENT, key) for key in keys])
+            return [value or records.NO_DIRENT for value in found]
+
     def members(self, page: Page) -> tuple[bytes, ...]:
         try:
             return self._known.members(page)

@@ -80,6 +80,7 @@ class MetaServer:
             raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
         self._commit = self._redis.register_script(_read_script("commit.lua"))
         self._news = self._redis.register_script(_read_script("news.lua"))
+        self._dirents = self._redis.register_script(_read_script("dirents.lua"))
         self._lease = self._listener.register_script(_read_script("members.lua"))
 
     def close(self) -> None:
@@ -132,6 +133,18 @@ class MetaServer:
             for member, value in zip(members, next(answers), strict=True):
                 found[Record(table, group + member)] = value
         return [found[record] for record in wanted]
+
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Directory entries by their keys, as the table holds them; `NO_DIRENT` for none. A tenth
+        of the work that `values` has with them. Raises `Unavailable`."""
+        asked = msgpack.packb(
+            [part for key in keys for part in (key[:8], key[8:])], use_bin_type=False
+        )
+        args: list[Any] = [self.prefix, self.epoch, asked]
+        found = self._ask(lambda: self._dirents(keys=[self._key(b"epoch")], args=args))
+        if found is None:
+            raise Emptied("the metadata server was emptied just now")
+        return [found[at : at + 16] for at in range(0, len(found), 16)]
 
     def members(self, page: Page) -> tuple[bytes, ...]:
         """As `Source.members`."""

@@ -82,6 +82,10 @@ class Source(Protocol):
 
     def members(self, page: Page) -> tuple[bytes, ...]: ...
 
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Directory entries by their keys; `records.NO_DIRENT` for none."""
+        ...
+
 
 @dataclass(slots=True)
 class Commit:
@@ -117,6 +121,11 @@ class SharedTransaction:
         seen = self.commit.values
         missing = [record for record in dict.fromkeys(records) if record not in seen]
         seen.update(zip(missing, self._source.values(missing), strict=True))
+
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Many directory entries, for who only reads: nothing is noted of what was seen."""
+        assert not self.commit.writes
+        return self._source.dirents(keys)
 
     def write(self, record: Record, value: bytes | None) -> None:
         """Set a value, or take it away with None."""

@@ -114,6 +114,11 @@ class View:
     def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
         """These will be asked for: worth a word where each question is a round trip."""
 
+    def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Packed directory entries by their keys; `NO_DIRENT` for none."""
+        get, nothing = self.txn.get, records.NO_DIRENT
+        return [get(key, nothing) for key in keys]
+
     def read_inodes_ahead(self, inos: Iterable[int]) -> None:
         """As `read_ahead`; 0 is none."""
         self.read_ahead(self.tables.inode, [pack_native(ino) for ino in inos if ino])
