@@ -1,6 +1,7 @@
 """`.kvfs` in the root of the mount: what the store knows of itself, as files to read.
 
     .kvfs/status.json
+    .kvfs/nodes                  in a cluster: the nodes that are there
     .kvfs/prefixes/<model>@<fingerprint>/<key>/<key of a chunk that continues it>/...
     each chunk: info.json, tokens (when the chunk stores them), text (when there is a tokenizer too)
 
@@ -43,6 +44,7 @@ class Kind(enum.Enum):
 
     ROOT = enum.auto()
     STATUS = enum.auto()
+    NODES = enum.auto()
     PREFIXES = enum.auto()
     MODEL = enum.auto()
     CHUNK = enum.auto()
@@ -53,7 +55,7 @@ class Kind(enum.Enum):
 
 _FILES = {Kind.INFO: b"info.json", Kind.TOKENS: b"tokens", Kind.TEXT: b"text"}  # of a chunk
 _FILE_KINDS = {name: kind for kind, name in _FILES.items()}
-_IS_FILE = frozenset({Kind.STATUS, *_FILES})
+_IS_FILE = frozenset({Kind.STATUS, Kind.NODES, *_FILES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,8 @@ class View:
     def _find(self, parent: Place, name: bytes) -> Place | None:
         match parent.kind:
             case Kind.ROOT:
-                return {
-                    b"status.json": Place(Kind.STATUS),
-                    b"prefixes": Place(Kind.PREFIXES),
-                }.get(name)
+                kind = self._root_kinds().get(name)
+                return None if kind is None else Place(kind)
             case Kind.PREFIXES:
                 found = self._resolve(KV_DIRECTORY + b"/" + name)
                 is_model = found is not None and found.is_directory
@@ -198,6 +198,12 @@ class View:
                 return place if chunk is not None and chunk.info.parent == parent.key else None
             case _:
                 raise NamespaceError(errno.ENOTDIR)
+
+    def _root_kinds(self) -> dict[bytes, Kind]:
+        kinds = {b"prefixes": Kind.PREFIXES, b"status.json": Kind.STATUS}
+        if self._node.neighbours is not None:
+            kinds[b"nodes"] = Kind.NODES
+        return kinds
 
     def _find_file(self, parent: Place, kind: Kind) -> Place | None:
         place = Place(kind, parent.model, parent.key)
@@ -232,8 +238,7 @@ class View:
     def _list(self, place: Place, cursor: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         match place.kind:
             case Kind.ROOT:
-                names = [b"prefixes", b"status.json"]
-                return [(name, name) for name in names if name > cursor]
+                return [(name, name) for name in sorted(self._root_kinds()) if name > cursor]
             case Kind.PREFIXES:
                 return self._list_models(cursor, limit)
             case Kind.MODEL:
@@ -299,6 +304,9 @@ class View:
         """The bytes of a file, as they are now."""
         if place.kind is Kind.STATUS:
             return _json(status_of(self._node))
+        if place.kind is Kind.NODES:
+            neighbours = self._node.neighbours
+            return _json({} if neighbours is None else neighbours.describe())
         if place.kind not in _FILES:
             raise NamespaceError(errno.EISDIR)
         chunk = self._chunk(place)

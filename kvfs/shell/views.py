@@ -134,6 +134,18 @@ def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
         yield "reads", f"from Python: {why_not}" if why_not else "kernel passthrough"
 
 
+def _cluster(cluster: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """The cluster that the node is one of, and who else is there."""
+    if cluster is None:
+        return
+    others = [node for node in cluster["nodes"] if not node["is_this"]]
+    cut_off = ", cut off from it" if cluster["is_cut_off"] else ""
+    yield "cluster", f"{cluster['name']}, {count_text(len(others), 'other node')}{cut_off}"
+    yield "names", cluster["metadata"]
+    for node in others:
+        yield "other node", f"{node['host']}:{node['store']} at {node['address']}"
+
+
 def _status_lines(
     session: Session,
     found: dict[str, Any],
@@ -149,6 +161,7 @@ def _status_lines(
             ("up", age_text(found["now_ns"] - found["started_ns"])),
             ("mounted at", _mounted_at(session, found["mountpoint"])),
             *_reads(found["mount"]),
+            *_cluster(found.get("cluster")),
             ("clients", str(found["clients"])),
             ("inodes", f"{found['files']:,}"),
             ("blobs", f"{found['blobs']:,} of {size_text(found['size_bytes'])}"),

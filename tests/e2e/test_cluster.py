@@ -125,6 +125,13 @@ def test_status_shows_the_cluster(rig: Rig) -> None:
     shown = json.loads(done.stdout)["cluster"]
     assert len(shown["nodes"]) == 3
     assert [n["is_this"] for n in shown["nodes"]].count(True) == 1
+    viewed = json.loads((rig.nodes[1].mountpoint / ".kvfs/nodes").read_text())
+    assert {n["id"] for n in viewed["nodes"]} == {n["id"] for n in shown["nodes"]}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvfs", "status", "--store", str(rig.nodes[0].store)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "2 other nodes" in done.stdout
 
 
 def test_a_killed_node_costs_what_only_it_had(rig: Rig) -> None:
