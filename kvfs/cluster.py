@@ -25,7 +25,7 @@ from kvfs.config import (
     MIB,
     ClusterConfig,
 )
-from kvfs.errors import KvfsError, NamespaceError, Unavailable
+from kvfs.errors import KvfsError, Unavailable
 from kvfs.fetch import fetch_blob
 from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
@@ -168,7 +168,7 @@ class Cluster:
                 while self._engine.refill_more(self._node.now_ns()) or self._engine.recheck_more():
                     await trio.sleep(0)
                 self._node.reap()
-            except (Unavailable, NamespaceError) as error:
+            except KvfsError as error:
                 log.warning("the metadata server is not filled yet: %s", error)
 
     def refresh(self) -> None:
@@ -176,7 +176,7 @@ class Cluster:
         server does not answer, what was known has to do."""
         try:
             heard = self._engine.catch_up()
-        except Unavailable as error:
+        except KvfsError as error:  # also of this node's own full disk: what it knows has to do
             self._note_cut_off(error)
             return
         if self._is_cut_off:
@@ -194,7 +194,7 @@ class Cluster:
         if any(one.moves for one in heard):
             self._node.reap()
 
-    def _note_cut_off(self, error: Unavailable) -> None:
+    def _note_cut_off(self, error: KvfsError) -> None:
         if not self._is_cut_off:
             log.warning("cut off from the cluster: %s", error)
         self._is_cut_off = True
@@ -259,7 +259,8 @@ class Cluster:
     def give_up(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say
         which. Their blobs are doomed, or gone at once where their files `are_lost`."""
-        return self._engine.end_copies(digests, are_lost=are_lost)
+        others = {member.node_id for member in self.members} - {self._me.node_id}
+        return self._engine.end_copies(digests, others, are_lost=are_lost)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status` and `.kvfs/nodes`."""

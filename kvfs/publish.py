@@ -225,9 +225,13 @@ class Publisher:
         self._checks.note(digest)
         self._end_stage(stage)
         copy = Publication(digest, size_bytes, allocated, stage.directory, self._next_stamp(1))
-        if not note(copy):
-            self.take_away(digest, stage.directory)
-            self._meta.bury([digest])
+        is_noted = False
+        try:
+            is_noted = note(copy)
+        finally:
+            if not is_noted:
+                self.take_away(digest, stage.directory)
+                self._meta.bury([digest])
 
     def drop_stage(self, stage: Stage) -> None:
         """Remove a stage's file unless it was used up; the descriptor is the caller's."""

@@ -15,7 +15,7 @@ import pyfuse3
 import trio
 
 from kvfs.config import ON_THE_WAY_S, STALE_NAMES_MAX
-from kvfs.errors import NamespaceError
+from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta.contract import ROOT_INO
 from kvfs.node import Change, Node
 
@@ -63,7 +63,7 @@ class Freshness:
                 if directory == ROOT_INO:
                     break
                 directory = self._node.meta.parent_of(directory)
-        except NamespaceError:
+        except (NamespaceError, Unavailable):
             pass  # the directory has gone, and with it what is above
 
     def expire_name(self, parent: int, name: bytes) -> None:

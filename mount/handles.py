@@ -218,7 +218,7 @@ class OpenFiles:
         except BaseException:
             self._node.discard(stage)
             raise
-        version = Version(inode.ino, inode.ino)
+        version = Version(inode.ino, inode.ino, shown=inode)
         self._stages.adopt(version, stage, 0)
         version.is_dirty = True
         self._enter(version, is_writer=True)
@@ -231,11 +231,11 @@ class OpenFiles:
         """The version that an open gets, not yet entered in the table. ESTALE."""
         ino = self.numbers.ino(number)
         repeated_for = self._sent_back.take(thread)
-        is_repeated = repeated_for is not None
+        is_repeated = repeated_for == ino
         version = self._versions.get(number)
         if version is not None and self._is_overtaken(version):
             self._move(version)
-        if self._node.neighbours is not None and repeated_for != ino and self._is_untold(number):
+        if self._node.neighbours is not None and not is_repeated and self._is_untold(number):
             raise self._send_back(thread, ino)
         is_open = version is not None
         if version is None:
@@ -263,7 +263,7 @@ class OpenFiles:
     def _move(self, version: Version) -> None:
         """Give the file a new version, which its names show from now on."""
         inode = self._node.meta.inode(version.ino)
-        if inode is None or inode.digest != version.digest:
+        if version.shown is not None and (inode is None or inode.digest != version.digest):
             inode = version.shown  # another node has removed the file, or given it new bytes
         assert inode is not None, "held by its readers"
         version.frozen = replace(inode, nlink=0)
@@ -271,7 +271,7 @@ class OpenFiles:
 
     def _is_overtaken(self, version: Version) -> bool:
         """Whether another node has removed a file, or given it new bytes, that is read here."""
-        if version.state is not State.READ:
+        if self._node.neighbours is None or version.state is not State.READ:
             return False
         inode = self._node.meta.inode(version.ino)
         return inode is None or inode.digest != version.digest

@@ -246,7 +246,7 @@ class Operations(pyfuse3.Operations):
         try:
             return self._attributes(number)
         except NamespaceError as error:
-            if error.code == errno.ESTALE:
+            if error.code == errno.ESTALE and self._node.neighbours is not None:
                 self.files.note_gone(ctx.pid, number)
             raise
 
@@ -354,6 +354,7 @@ class Operations(pyfuse3.Operations):
         self, parent: int, name: bytes, mode: int, flags: int, ctx: Context
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         self._check_place(parent, name)
+        self._node.refresh()
         inode = self._node.meta.lookup(parent, name)
         if inode is None:
             self.files.note_end(ctx.pid)

@@ -4,8 +4,8 @@ A thousand probes of a B-tree, or of a dict with names in it, each wait several 
 Here a file is one row of 24 bytes: two words made of its directory and key, and its size plus one.
 A batch is a few operations of numpy over all of its keys.
 
-The two words stand for the name. Different names of block hashes share both once in 2^128; whoever
-needs to know more opens the file, as every reader does.
+The two words stand for the name. Of different names of block hashes one in 2^64 is taken for
+missing or for another; whoever needs to know more opens the file, as every reader does.
 """
 
 from collections.abc import Iterable, Sequence

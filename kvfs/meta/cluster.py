@@ -5,7 +5,7 @@ answers from either. What differs is what a node knows of files whose bytes lie 
 blob of theirs, and no place for them in its order of use, which is its own (`stamp`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgpack
 
 from kvfs.meta import records
-from kvfs.meta.batch import Batch, is_ranked
+from kvfs.meta.batch import Batch, is_loose, is_ranked
 from kvfs.meta.contract import Blob, Candidate, Inode, Publication
 from kvfs.meta.records import pack_native
 from kvfs.meta.shared import Record, SharedTable, SharedTransaction
@@ -146,6 +146,9 @@ class ClusterView(View):
     def read_ahead(self, table: "_Database", keys: Sequence[bytes]) -> None:
         self.txn.read_ahead(table, keys)
 
+    def read_inodes_ahead(self, inos: Iterable[int]) -> None:
+        self.read_ahead(self.tables.inode, [pack_native(ino) for ino in inos if ino])
+
     def copies(self, digest: bytes) -> list[bytes]:
         """The nodes that have the bytes of a digest."""
         return list(self.txn.shared.members(SharedTable.COPY, digest, b""))
@@ -211,25 +214,26 @@ class ClusterBatch(ClusterView, Batch):
             )
 
     def follow(self, move: Move) -> None:
-        """Another node did this: the order of use here, and what is in use, must say so."""
+        """Another node did this. What this node's tables say is derived from how things are now,
+        since more may have happened already."""
+        for digest in {move.old, move.new} - {b""}:
+            self.recount(digest)
         stamp = self.stamp_of(move.ino)
+        inode = self.find(move.ino)
         if stamp is not None and stamp.is_ranked:
             key = records.used_key(stamp.directory, stamp.used_ns, move.ino)
             self.txn.delete(key, db=self.tables.used)
-        if move.old != move.new:
-            self._count_reference(move.new, 1)
-            self._count_reference(move.old, -1)
-        used_ns = move.used_ns if stamp is None or move.old != move.new else stamp.used_ns
-        blob = self.blob(move.new)
-        key = pack_native(move.ino)
-        if blob is None or not move.is_named:
-            self.txn.delete(key, db=self.tables.stamp)
+        if inode is None:
+            self.txn.delete(pack_native(move.ino), db=self.tables.stamp)
             return
-        if not move.is_pinned:
-            used_key = records.used_key(blob.directory, used_ns, move.ino)
-            self.txn.put(used_key, b"", db=self.tables.used)
-        raw = records.encode_stamp(records.Stamp(used_ns, blob.directory, not move.is_pinned))
-        self.txn.put(key, raw, db=self.tables.stamp)
+        if move.old != move.new:
+            inode = replace(inode, used_ns=max(inode.used_ns, move.used_ns))
+        rank = self._rank(inode)
+        if rank is not None:
+            self.txn.put(rank, b"", db=self.tables.used)
+        self._set_stamp(inode)
+        if not is_loose(inode):
+            self.txn.delete(records.pack_ordered(move.ino), db=self.tables.loose)
 
     def recount(self, digest: bytes) -> None:
         """Have the record of a blob here say how many files hold it, whatever was missed."""
@@ -311,6 +315,11 @@ class ClusterBatch(ClusterView, Batch):
         self.clear_intents(publication.digest)
         return True
 
+    def is_pinned(self, digest: bytes) -> bool:
+        """Whether a file that holds these bytes must stay."""
+        inodes = map(self.find, self.holders(digest))
+        return any(inode is not None and inode.pinned for inode in inodes)
+
     def end_copy(self, digest: bytes) -> None:
         """This node gives its bytes of a digest up, which others have: its blob is doomed."""
         blob = self.blob(digest)
@@ -324,6 +333,7 @@ class ClusterBatch(ClusterView, Batch):
                 self.txn.delete(pack_native(ino), db=self.tables.stamp)
         self._put_blob(replace(blob, references=0))
         self.txn.put(digest, b"", db=self.tables.doomed)
+        self.txn.shared.write(self._copy(digest), None)  # so that not all give theirs up
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)

@@ -1,7 +1,7 @@
 -- One transaction of a node: compare all that it saw with what is there, then write all or nothing.
 --
 -- ARGV: the prefix of all keys; a map, packed by msgpack:
---   epoch, node, serial    who asks; `serial` counts the node's transactions, so that one whose answer
+--   epoch, node, serial    who asks; `serial`, text, is the transaction's own, so that one whose answer
 --                          was lost can be sent again
 --   values {table, a, b, seen}        b: member of a group with values, or false; seen: or false
 --   pages {table, group, start, limit, members}
@@ -18,8 +18,8 @@ local function inodes() return tonumber(call('GET', p .. 'inodes') or '0') end
 if call('GET', p .. 'epoch') ~= t.epoch then return {'epoch', 0, 0} end
 local last = call('HGET', p .. 'last', t.node)
 if last then
-  local serial, seq = string.match(last, '^(%d+):(%d+)$')
-  if tonumber(serial) == t.serial then return {'done', tonumber(seq), inodes()} end
+  local serial, seq = string.match(last, '^(.*):(%d+)$')
+  if serial == t.serial then return {'done', tonumber(seq), inodes()} end
 end
 for i, c in ipairs(t.values) do
   local now

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvfs.errors import NamespaceError
 from kvfs.meta import records, tree
-from kvfs.meta.batch import Batch
+from kvfs.meta.batch import Batch, is_loose
 from kvfs.meta.contract import (
     DIGEST_BYTES,
     Blob,
@@ -187,8 +187,13 @@ def forget(batch: Batch, inos: Iterable[int]) -> None:
 def recover(batch: Batch) -> Recovery:
     """As `MetaEngine.recover`."""
     loose = [int.from_bytes(key, "big") for key in batch.keys(batch.tables.loose, b"")]
+    dropped = 0
     for ino in loose:
-        inode = batch.inode(ino)
+        inode = batch.find(ino)
+        if inode is None or not is_loose(inode):  # another node of the cluster saw to it
+            batch.txn.delete(records.pack_ordered(ino), db=batch.tables.loose)
+            continue
+        dropped += 1
         for parent, name in batch.names(ino):
             batch.remove_name(parent, name, ino)
         batch.drop(inode)
@@ -199,7 +204,7 @@ def recover(batch: Batch) -> Recovery:
         blob = batch.blob(digest)
         is_used = blob is not None and blob.references and blob.directory == directory
         (open_blobs if is_used else unused).append((digest, directory))
-    return Recovery(tuple(unused), tuple(open_blobs), tuple(doomed(batch, None)), len(loose))
+    return Recovery(tuple(unused), tuple(open_blobs), tuple(doomed(batch, None)), dropped)
 
 
 def doomed(view: View, limit: int | None) -> list[Blob]:

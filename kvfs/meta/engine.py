@@ -5,6 +5,7 @@ once), `view` and `batch` (reading and writing in one transaction), `records` (b
 says where the tables are and how a transaction is run.
 """
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from heapq import merge
 from itertools import islice
 from typing import TypeVar
 
+from kvfs.errors import NamespaceError
 from kvfs.meta import content, tree
 from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
@@ -99,16 +101,18 @@ class TableEngine(ABC):
             view.read_inodes_ahead(view.entry_ino(parent, name) for name in names)
             found: list[Entry] = []
             for name in names:
-                inode = view.entry(parent, name)
-                assert inode is not None
-                found.append(Entry(name, inode))
-            return found
+                inode = view.find(view.entry_ino(parent, name))
+                if inode is not None:  # else it has gone since it was listed
+                    found.append(Entry(name, inode))
+        missing = len(names) - len(found)
+        return found + self.entries(parent, names[-1], missing) if missing else found
 
     def parent_of(self, ino: int) -> int:
         with self._reading() as view:
             view.directory(ino)
             parent = view.first_parent(ino)
-            assert parent is not None
+            if parent is None:
+                raise NamespaceError(errno.ENOENT)
             return parent
 
     def paths_of(self, ino: int) -> list[bytes]:
@@ -215,9 +219,9 @@ class TableEngine(ABC):
         with self._reading() as view:
             found = []
             for ino in islice(view.child_inos(namespace, parent, after), limit):
-                record = view.chunk(ino)
-                assert record is not None
-                found.append(ChunkEntry(record.info, view.inode(ino)))
+                record, inode = view.chunk(ino), view.find(ino)
+                if record is not None and inode is not None:
+                    found.append(ChunkEntry(record.info, inode))
             return found
 
     # Use and eviction ----------------------------------------------------------------------------
@@ -247,10 +251,12 @@ class TableEngine(ABC):
             for child in view.child_inos(record.namespace, record.info.key, after):
                 if len(found) >= limit:
                     break
-                child_record = view.chunk(child)
-                assert child_record is not None
-                candidate = view.candidate(child)
-                if candidate and child_record.info.token_start > record.info.token_start:
+                child_record, candidate = view.chunk(child), view.candidate(child)
+                if (
+                    candidate
+                    and child_record
+                    and child_record.info.token_start > record.info.token_start
+                ):
                     found.append(candidate)
             return found
 
@@ -269,6 +275,9 @@ def _path(view: View, parent: int, name: bytes) -> bytes:
     """The path of a name from the root."""
     parts = [name]
     while parent != ROOT_INO:
-        [(parent, name)] = view.names(parent)
+        names = view.names(parent)
+        if not names:
+            raise NamespaceError(errno.ENOENT)
+        [(parent, name)] = names
         parts.append(name)
     return b"/".join(reversed(parts))

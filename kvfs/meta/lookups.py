@@ -29,7 +29,8 @@ class Lookups:
         """`files`: about how many there are."""
         # Path of a directory -> where its entries begin; emptied when a directory moves or goes.
         self._directories: dict[bytes, bytes] = {b"": pack_ordered(ROOT_INO)}
-        self._index = ChunkIndex(files)
+        self._files = files
+        self._index: ChunkIndex | None = None  # made by the first `index_more`
         self._indexed_to: bytes | None = b""  # key of the last entry read; None: all were
         self._waiting: dict[bytes, int] = {}  # key of an entry -> size field: not in the index yet
 
@@ -52,6 +53,8 @@ class Lookups:
         """Read the next directory entries into the index; False once all are."""
         if self._indexed_to is None:
             return False
+        if self._index is None:
+            self._index = ChunkIndex(self._files)
         with view.txn.cursor(view.tables.dirent) as cursor:
             found = (
                 cursor.set_range(self._indexed_to + b"\0") if self._indexed_to else cursor.first()
@@ -70,6 +73,7 @@ class Lookups:
 
     def _take_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
+        assert self._index is not None
         self._index.change(
             (int.from_bytes(key[:8], "big"), key[8:], size) for key, size in waiting.items()
         )
@@ -78,7 +82,7 @@ class Lookups:
         """As `MetaEngine.chunk_sizes`."""
         root = namespace.strip(b"/") + b"/"
         leaves = self._find_leaves(view, root, set(keys.hashes[:: keys.hash_bytes]))
-        if self._indexed_to is None:
+        if self._index is not None and self._indexed_to is None:
             self._take_waiting()
             numbers = [
                 int.from_bytes(leaves.get(byte, records.NO_DIRECTORY), "big") for byte in _BYTES

@@ -7,15 +7,15 @@ is read again. A write to the server that goes through while this node's own tab
 written leaves names without bytes here: as after a crash, `recover` finds the file by its intent.
 """
 
+import logging
 import random
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
-
-import xxhash
 
 from kvfs.config import (
     CLUSTER_CLAIMS_MAX,
@@ -35,18 +35,19 @@ from kvfs.meta.cluster import (
     decode_news,
     encode_news,
 )
-from kvfs.meta.contract import DIGEST_BYTES, ROOT_INO, Publication, Usage
+from kvfs.meta.contract import DIGEST_BYTES, Inode, Publication, Usage
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
-from kvfs.meta.records import pack_native
 from kvfs.meta.refill import Refill, give_back
 from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
 
 _Result = TypeVar("_Result")
+log = logging.getLogger(__name__)
+_NUMBERS_KEY = b"numbers"  # in the table of the state
 _RANGES = 1 << 26  # of 2^32 inode numbers each: numbers stay below 2^58
 
 
@@ -57,16 +58,15 @@ class _Changed(Exception):
 class RedisEngine(LmdbEngine):
     """`MetaEngine` of a cluster. Raises `Unavailable` besides, where the server does not answer."""
 
-    def __init__(
-        self, database: Database, server: MetaServer, node_id: bytes, root: dict[Record, bytes]
-    ) -> None:
+    def __init__(self, database: Database, server: MetaServer, node_id: bytes, root: Inode) -> None:
         self._server = server
         self._root = root
         self._known = Known(server)
         self._refill: Refill | None = None
+        self._untold: list[Heard] = []  # what `catch_up` will tell
         self._unchecked: list[bytes] = []  # keys of this node's tables, as `_own_keys`
         self.node_id = node_id
-        self._number_base = _claim_numbers(server, node_id)
+        self._number_base = _claim_numbers(server, database)
         news = server.news(0)
         self._sequence, self._inodes = news.sequence, news.inodes
         super().__init__(database)
@@ -94,14 +94,10 @@ class RedisEngine(LmdbEngine):
         root = records.new_root(root_uid, root_gid, now_ns)
         with ExitStack() as stack:
             server = stack.enter_context(closing(MetaServer(url, cluster, node_id)))
-            first = {
-                Record(SharedTable.INODE, pack_native(ROOT_INO)): records.encode_inode(root),
-                Record(SharedTable.DIRENT, records.ROOT_DIRENT_KEY): records.encode_dirent(root),
-            }
-            server.begin(first)
+            server.begin(records.encode_inode(root), records.encode_dirent(root))
             database = Database.open(directory, root, map_bytes)
             stack.callback(database.env.close)
-            engine = cls(database, server, node_id, first)
+            engine = cls(database, server, node_id, root)
             stack.pop_all()
         return engine
 
@@ -119,7 +115,7 @@ class RedisEngine(LmdbEngine):
     def _write(self, change: Callable[[Batch], _Result]) -> _Result:
         for attempt in range(CLUSTER_CONFLICTS_MAX):
             if attempt:
-                self.catch_up()
+                self._listen()
             if attempt > 1:  # others are quicker: let them
                 time.sleep(random.uniform(0, CLUSTER_WAIT_S))
             try:
@@ -188,32 +184,39 @@ class RedisEngine(LmdbEngine):
 
     # The feed ------------------------------------------------------------------------------------
     def catch_up(self) -> list[Heard]:
-        """Hear all that other nodes did until now; from then on nothing here is older than that.
-        One round trip when there is little. Raises `Unavailable`."""
-        heard: list[Heard] = []
+        """All that other nodes did until now, and was not told before; from then on nothing here is
+        older than that. One round trip when there is little. Raises `Unavailable`."""
+        self._listen()
+        told, self._untold = self._untold, []
+        return told
+
+    def _listen(self) -> None:
         while True:
             news = self._server.news(self._sequence)
             if news.epoch != self._server.epoch:
                 raise self._begin_again()
             self._inodes = news.inodes
-            is_cut = not news.entries
+            is_cut = not news.entries or news.sequence < self._sequence
             for sequence, node, raw in news.entries:
-                if sequence != self._sequence + 1:
+                heard = _decode(raw) if sequence == self._sequence + 1 else None
+                if heard is None:
                     is_cut = True
                     break
-                self._sequence = sequence
                 if node != self.node_id:
-                    heard.append(self._hear(decode_news(raw)))
-            if self._sequence >= news.sequence:
-                return heard
+                    self._hear(heard)
+                    self._untold.append(heard)
+                self._sequence = sequence
+            if self._sequence == news.sequence:
+                return
             if is_cut:  # what was between is lost: of nothing it is known whether it changed
                 self._forget_all()
                 self.recheck()
+                self._untold.append(Heard((), (), moves_directories=True))
                 self._sequence = news.sequence
 
     def _begin_again(self) -> Unavailable:
         """The server has lost everything, or was made anew by another node."""
-        self._server.begin(self._root)
+        self._server.begin(records.encode_inode(self._root), records.encode_dirent(self._root))
         self._forget_all()
         self._sequence = self._server.news(0).sequence
         self._refill = Refill()
@@ -269,7 +272,7 @@ class RedisEngine(LmdbEngine):
         with super()._reading() as local:
             yield Mirror(local.txn, self._tables)
 
-    def _hear(self, heard: Heard) -> Heard:
+    def _hear(self, heard: Heard) -> None:
         self._forget_records(heard.records)
         with self._remembered() as mirror:
             outdated = mirror.outdated(heard.records)
@@ -296,7 +299,6 @@ class RedisEngine(LmdbEngine):
                 for move in heard.moves:
                     batch.follow(move)
                 batch.finish()
-        return heard
 
     # Copies --------------------------------------------------------------------------------------
     def copies(self, digest: bytes) -> list[bytes]:
@@ -319,13 +321,21 @@ class RedisEngine(LmdbEngine):
         says; False where no file holds it any more."""
         return self._write(lambda batch: _of_cluster(batch).add_copy(publication))
 
-    def end_copies(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
-        """Give up the copies here of those digests that another node has as well, which are
-        returned: their blobs are doomed, or gone at once where their files `are_lost`."""
+    def end_copies(
+        self, digests: Sequence[bytes], others: Container[bytes], *, are_lost: bool = False
+    ) -> list[bytes]:
+        """Give up the copies here of those digests that one of the `others` has as well, which are
+        returned: their blobs are doomed, or gone at once where their files `are_lost`. What is
+        pinned stays, unless it is lost."""
 
         def change(batch: Batch) -> list[bytes]:
             view = _of_cluster(batch)
-            ended = [d for d in digests if any(n != self.node_id for n in view.copies(d))]
+            ended = [
+                digest
+                for digest in digests
+                if any(node in others for node in view.copies(digest))
+                and (are_lost or not view.is_pinned(digest))
+            ]
             for digest in ended:
                 view.end_copy(digest)
                 if are_lost:
@@ -380,16 +390,29 @@ class _OrRemembered:
             return found
 
 
-def _claim_numbers(server: MetaServer, node_id: bytes) -> int:
-    """The first of the inode numbers that only this node gives: the same at each start, and after
-    the server has lost everything, but for two nodes in many millions."""
-    for attempt in range(CLUSTER_CLAIMS_MAX):
-        chosen = xxhash.xxh3_64_intdigest(node_id, attempt) % (_RANGES - 1) + 1
+def _claim_numbers(server: MetaServer, database: Database) -> int:
+    """The first of the inode numbers that only this database gives: a new database has new ones,
+    since it does not know which were given."""
+    table = database.tables.state
+    with database.env.begin() as txn:
+        raw = txn.get(_NUMBERS_KEY, db=table)
+    for _ in range(CLUSTER_CLAIMS_MAX):
+        chosen = int.from_bytes(raw, "little") if raw else secrets.randbelow(_RANGES - 1) + 1
         if server.claim(b"numbers:%d" % chosen):
+            with database.env.begin(write=True) as txn:
+                txn.put(_NUMBERS_KEY, chosen.to_bytes(4, "little"), db=table)
             return chosen << 32
-    raise Unavailable(
-        "the metadata server has no range of inode numbers left; is it this cluster's?"
-    )
+        raw = None  # after a loss of the server another node has taken it
+    raise Unavailable("the metadata server has no range of inode numbers for this node: join again")
+
+
+def _decode(raw: bytes) -> Heard | None:
+    """An entry of the feed; None for one that another version wrote, as if it had been lost."""
+    try:
+        return decode_news(raw)
+    except (ValueError, TypeError):
+        log.warning("another version of kvfs wrote to this cluster; what it says is read anew")
+        return None
 
 
 def _of_cluster(batch: Batch) -> ClusterBatch:

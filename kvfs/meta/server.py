@@ -6,6 +6,7 @@ for `wait_news` and `renew_lease`.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvfs.config import (
+    CLUSTER_BACKOFF_S,
     CLUSTER_DEADLINE_S,
     CLUSTER_FEED_ENTRIES,
     CLUSTER_LISTEN_S,
@@ -71,7 +73,9 @@ class MetaServer:
         """Raises `InvalidInput` for a URL that is none. Connects when it is first asked."""
         self.prefix = b"{kvfs:%b}:" % cluster.encode()
         self._node_id = node_id
-        self._serial = secrets.randbits(48)  # of the next transaction
+        self._run = secrets.token_hex(8)
+        self._serial = 0  # of the last transaction in this run
+        self._retry_at_s = 0.0
         self.epoch = b""
         try:
             self._redis = _connect(url, CLUSTER_DEADLINE_S)
@@ -80,6 +84,7 @@ class MetaServer:
             raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
         self._commit = self._redis.register_script(_read_script("commit.lua"))
         self._news = self._redis.register_script(_read_script("news.lua"))
+        self._begin = self._redis.register_script(_read_script("begin.lua"))
         self._dirents = self._redis.register_script(_read_script("dirents.lua"))
         self._lease = self._listener.register_script(_read_script("members.lua"))
 
@@ -87,17 +92,10 @@ class MetaServer:
         self._redis.close()
         self._listener.close()
 
-    def begin(self, root: dict[Record, bytes]) -> None:
-        """Find the cluster on the server, or make it with `root` as its first records."""
-        epoch = secrets.token_bytes(16)
-        if self._ask(lambda: self._redis.set(self._key(b"epoch"), epoch, nx=True)):
-            self.epoch = epoch
-            made = self.commit(Commit(values=dict.fromkeys(root), writes=dict(root)), b"", 1)
-            assert isinstance(made, Done)
-        found = self._ask(lambda: self._redis.get(self._key(b"epoch")))
-        if found is None:
-            raise Unavailable("the metadata server was emptied just now; try again")
-        self.epoch = _raw(found)
+    def begin(self, root_inode: bytes, root_dirent: bytes) -> None:
+        """Find the cluster on the server, or make it with an empty root."""
+        args: list[Any] = [self.prefix, secrets.token_hex(16), root_inode, root_dirent]
+        self.epoch = self._ask(lambda: self._begin(keys=[self._key(b"epoch")], args=args))
 
     def claim(self, name: bytes) -> bool:
         """Take something that only one node may have, for good; whether it is this node's."""
@@ -190,12 +188,12 @@ class MetaServer:
         """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
         feed: dict[Any, Any] = {self._key(b"feed"): f"{after}-0"}
         wait_ms = int(CLUSTER_LISTEN_S * 1000)
-        return bool(self._ask(lambda: self._listener.xread(feed, count=1, block=wait_ms)))
+        return bool(_asking(lambda: self._listener.xread(feed, count=1, block=wait_ms)))
 
     def renew_lease(self, words: bytes, lease_s: float, seen: int) -> list[Any]:
         """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
         args: list[Any] = [self.prefix, self._node_id, words, int(lease_s * 1000), seen]
-        answer: list[Any] = self._ask(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
+        answer: list[Any] = _asking(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
         return answer
 
     # Writing -------------------------------------------------------------------------------------
@@ -208,7 +206,7 @@ class MetaServer:
             {
                 "epoch": self.epoch,
                 "node": self._node_id,
-                "serial": self._serial,
+                "serial": f"{self._run}-{self._serial}",
                 "values": [[*_place(record), value or False] for record, value in values],
                 "pages": [
                     [
@@ -231,7 +229,7 @@ class MetaServer:
         try:
             state, number, count = self._ask(ask)
         except Unavailable:
-            state, number, count = self._ask(ask)
+            state, number, count = _asking(ask)
         if state == b"done":
             return Done(number, count)
         if state == b"epoch":
@@ -242,7 +240,14 @@ class MetaServer:
         return self.prefix + name
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        return _asking(question)
+        """Ask the server. One that did not answer is left alone for a moment."""
+        if time.monotonic() < self._retry_at_s:
+            raise Unavailable("the metadata server does not answer")
+        try:
+            return _asking(question)
+        except Unavailable:
+            self._retry_at_s = time.monotonic() + CLUSTER_BACKOFF_S
+            raise
 
 
 def _asking(question: Callable[[], _Answer]) -> _Answer:

@@ -255,7 +255,8 @@ def _lineage(view: View, ino: int) -> Iterator[int]:
     yield ino
     while ino != ROOT_INO:
         parent = view.first_parent(ino)
-        assert parent is not None
+        if parent is None:
+            raise NamespaceError(errno.ENOENT)
         ino = parent
         yield ino
 

@@ -121,7 +121,6 @@ class View:
 
     def read_inodes_ahead(self, inos: Iterable[int]) -> None:
         """As `read_ahead`; 0 is none."""
-        self.read_ahead(self.tables.inode, [pack_native(ino) for ino in inos if ino])
 
     def find(self, ino: int) -> Inode | None:
         """An inode, or None."""

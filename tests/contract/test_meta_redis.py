@@ -15,6 +15,7 @@ from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
+from tests.processes import wait_until
 from tests.redis_rig import RedisServer, free_port, redis_server
 
 
@@ -274,7 +275,16 @@ def test_a_node_that_is_cut_off_knows_what_it_has(cluster: Cluster, server: Redi
             a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
+    wait_until(lambda: is_made(a, b"g"))
+
+
+def is_made(engine: RedisEngine, name: bytes) -> bool:
+    """Whether a file can be made; a server that did not answer is left alone for a moment."""
+    try:
+        engine.make(ROOT_INO, name, FILE, 0, 0, T0)
+    except Unavailable:
+        return False
+    return True
 
 
 def tree_of(engine: RedisEngine, directory: int = ROOT_INO, above: bytes = b"") -> list[bytes]:
