@@ -20,6 +20,7 @@ from kvfs.config import (
     CLUSTER_FETCH_S,
     CLUSTER_FETCHES_MAX,
     CLUSTER_HOLDER_WAIT_S,
+    CLUSTER_LEASE_S,
     CLUSTER_LISTEN_S,
     CLUSTER_RENEW_S,
     MIB,
@@ -84,7 +85,7 @@ class Cluster:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Be a member for the length of a `with` block. Raises `Unavailable`."""
-        self._take_members(await trio.to_thread.run_sync(self._membership.renew))
+        self._take_members(await self._join())
         self._server.start()
         self._node.neighbours = self
         log.info("cluster %s: serving peers at %s", self._config.name, self._me.address)
@@ -99,6 +100,17 @@ class Cluster:
             self._node.neighbours = None
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._stop)
+
+    async def _join(self) -> tuple[Member, ...]:
+        """Become a member; after the lease has ended that this node had before it died."""
+        end_s = trio.current_time() + 2 * CLUSTER_LEASE_S
+        while True:
+            try:
+                return await trio.to_thread.run_sync(self._membership.renew)
+            except Unavailable:
+                if trio.current_time() > end_s:
+                    raise
+            await trio.sleep(CLUSTER_RENEW_S)
 
     def _stop(self) -> None:
         self._server.close()

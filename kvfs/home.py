@@ -33,6 +33,7 @@ SOCKET_NAME = "node.sock"
 PARTS = ("blobs", "staging", "quarantine")  # directories that every directory of a store has
 NOT_FOREIGN = frozenset({CONFIG_NAME, LOG_NAME, "lost+found"})  # may lie where a store is made
 
+_CONFIG_BYTES_MAX = 1024 * 1024
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -193,7 +194,11 @@ def _read_table(file: Path) -> Mapping[str, Any]:
     import tomllib  # here: engines and most commands read no file
 
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with open(file, "rb") as opened:
+            raw = opened.read(_CONFIG_BYTES_MAX + 1)
+        if len(raw) > _CONFIG_BYTES_MAX:
+            raise InvalidInput(str(file), f"is no configuration: above {_CONFIG_BYTES_MAX} bytes")
+        return tomllib.loads(raw.decode("utf-8"))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -288,12 +293,15 @@ def _parse_cluster(table: object) -> ClusterConfig:
 
 def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterConfig:
     """A cluster's configuration with this URL of its metadata. Raises `InvalidInput`."""
+    if not url:
+        raise InvalidInput(key, "is missing; write where the names are: redis://host:6379")
     cluster = replace(cluster or ClusterConfig(url), metadata=url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidInput(key, f"{url!r:.80} is no such URL; write redis://host:6379")
     if _CLUSTER_NAME.fullmatch(cluster.name) is None:
         raise InvalidInput(
-            "cluster.name", f"{cluster.name!r:.80} must be of letters, digits, and ._- between"
+            "cluster.name",
+            f"{cluster.name!r:.80} must begin with a letter or digit, and have those and ._- only",
         )
     return cluster
 

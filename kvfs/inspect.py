@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvfs.config import PATH_BYTES_MAX
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.meta.contract import DIGEST_BYTES, Blob, ChunkInfo, Entry, Inode
 from kvfs.names import escape
@@ -67,6 +68,7 @@ def list_directory(directories: Directories, path: bytes) -> Iterator[Entry]:
 
 def walk(directories: Directories, path: bytes) -> Iterator[Found]:
     """A path and everything below it: each directory before what it holds, names in byte order.
+    What lies so deep that no path of `PATH_BYTES_MAX` names it is left out.
 
     Raises `NamespaceError` when `path` itself is not there.
     """
@@ -82,6 +84,8 @@ def walk(directories: Directories, path: bytes) -> Iterator[Found]:
             stack.pop()
             continue
         below = directory + b"/" + entry.name if directory else entry.name
+        if len(below) > PATH_BYTES_MAX:
+            continue
         yield Found(below, entry.inode)
         if entry.inode.is_directory:
             stack.append((below, list_directory(directories, below)))

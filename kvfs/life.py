@@ -6,11 +6,12 @@ set aside, like a damaged one, and the names of chunk files are rebuilt from the
 process costs nothing.
 """
 
+import errno
 import logging
 import os
 import resource
-from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
@@ -41,13 +42,14 @@ async def running(config: Config) -> AsyncIterator[Node]:
     """
     _raise_descriptor_limit()
     with ExitStack() as stack:
-        directories, absent = _open_directories(config, stack)
         meta = config.home / "meta"
-        distrust = _find_distrust(meta)
-        if distrust is not None:
-            _set_metadata_aside(meta)
-        else:
-            _mark_running(meta)
+        with _needs_room(config.home):
+            directories, absent = _open_directories(config, stack)
+            distrust = _find_distrust(meta)
+            if distrust is not None:
+                _set_metadata_aside(meta)
+            else:
+                _mark_running(meta)
         engine = _open_engine(config, meta, directories[0])
         stack.callback(engine.close)
         node = Node(config, directories, engine)
@@ -71,6 +73,19 @@ async def running(config: Config) -> AsyncIterator[Node]:
         node.uses.write()
         await trio.to_thread.run_sync(engine.sync)
         _mark_clean(meta)
+
+
+@contextmanager
+def _needs_room(home: Path) -> Iterator[None]:
+    """Say of a full disk what it keeps from being."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpace(
+            f"{escape(os.fsencode(home))}: its disk is full, so that no node can start; free 1 MiB"
+        ) from error
 
 
 def _open_engine(config: Config, meta: Path, first: BlobDirectory | None) -> LmdbEngine:

@@ -115,6 +115,8 @@ def restore_mark(directory: Path) -> None:
 
 
 def _write_whole(file: Path, text: str) -> None:
+    if file.exists() and file.read_text(encoding="utf-8") == text:
+        return  # a full disk must not keep a node from starting
     draft = file.with_suffix(".new")
     draft.write_text(text, encoding="utf-8")
     draft.rename(file)

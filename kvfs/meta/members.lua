@@ -2,11 +2,18 @@
 --
 -- ARGV: the prefix of all keys; node id; what it says of itself, or '' to leave; for how many
 -- milliseconds; the number of the last list that it saw.
--- Returns {number of the list, ids and words in turn}, without them when the number is the same.
+-- '1' when it is new here: then it may take nobody's place that is there still.
+-- Returns {number of the list, ids and words in turn}, without them when the number is the same;
+-- {-1} when another one is there under this id.
 local p, node, words, lease_ms, seen = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local changed = false
+local there = redis.call('HGET', p .. 'members', node)
+if ARGV[6] == '1' and there and there ~= words then
+  local until_ms = redis.call('ZSCORE', p .. 'leases', node)
+  if until_ms and tonumber(until_ms) > now_ms then return {-1} end
+end
 if words == '' then
   changed = redis.call('HDEL', p .. 'members', node) == 1
   redis.call('ZREM', p .. 'leases', node)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgpack
 
 from kvfs.config import CLUSTER_LEASE_S
+from kvfs.errors import Unavailable
 from kvfs.meta.server import MetaServer
 
 
@@ -34,7 +35,8 @@ class Members:
         self._list: tuple[Member, ...] = ()
 
     def renew(self) -> tuple[Member, ...]:
-        """Be a member for another while; all who are, with this node. Raises `Unavailable`."""
+        """Be a member for another while; all who are, with this node. Raises `Unavailable`, also
+        for a node that is new here while another one is there under its id."""
         return self._say(_pack(self._me))
 
     def leave(self) -> None:
@@ -42,7 +44,14 @@ class Members:
         self._say(b"")
 
     def _say(self, words: bytes) -> tuple[Member, ...]:
-        number, *listed = self._server.renew_lease(words, CLUSTER_LEASE_S, self._number)
+        number, *listed = self._server.renew_lease(
+            words, CLUSTER_LEASE_S, self._number, is_new=self._number < 0
+        )
+        if number < 0:
+            raise Unavailable(
+                "a node with the id of this store is a member already: this is a copy of its"
+                " directory; start on a new, empty one"
+            )
         if listed:
             found = iter(listed[0])
             self._list = tuple(

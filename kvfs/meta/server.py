@@ -80,7 +80,8 @@ class MetaServer:
         try:
             self._redis = _connect(url, CLUSTER_DEADLINE_S)
             self._listener = _connect(url, CLUSTER_LISTEN_S + CLUSTER_DEADLINE_S)
-        except ValueError as error:
+            self._redis.connection_pool.make_connection()  # which sees options that are none
+        except (ValueError, TypeError) as error:
             raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
         self._commit = self._redis.register_script(_read_script("commit.lua"))
         self._news = self._redis.register_script(_read_script("news.lua"))
@@ -190,9 +191,16 @@ class MetaServer:
         wait_ms = int(CLUSTER_LISTEN_S * 1000)
         return bool(_asking(lambda: self._listener.xread(feed, count=1, block=wait_ms)))
 
-    def renew_lease(self, words: bytes, lease_s: float, seen: int) -> list[Any]:
+    def renew_lease(self, words: bytes, lease_s: float, seen: int, *, is_new: bool) -> list[Any]:
         """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
-        args: list[Any] = [self.prefix, self._node_id, words, int(lease_s * 1000), seen]
+        args: list[Any] = [
+            self.prefix,
+            self._node_id,
+            words,
+            int(lease_s * 1000),
+            seen,
+            int(is_new),
+        ]
         answer: list[Any] = _asking(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
         return answer
 

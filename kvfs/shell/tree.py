@@ -75,7 +75,7 @@ def prefixes(
 
 def complain_of_model(command: str, word: str, known: Sequence[Namespace]) -> int:
     """Say that there are no chunks of a model; exit code 1."""
-    models = ", ".join(sorted({space.model for space in known})) or "none"
+    models = ", ".join(sorted({escape(space.model.encode()) for space in known})) or "none"
     sys.stderr.write(f"kvfs {command}: {word}: no chunks of such a model; cached are: {models}\n")
     return 1
 

@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +151,15 @@ def test_a_killed_node_costs_what_only_it_had(rig: Rig) -> None:
     c.start()
     assert (c.mountpoint / "lost").read_bytes() == b"lost"
     assert (a.mountpoint / "lost").read_bytes() == b"lost"
+
+
+def test_a_copy_of_a_store_is_refused_while_the_other_is_there(rig: Rig, tmp_path: Path) -> None:
+    a = rig.nodes[0]
+    copy = Node(rig.nodes[1].host, tmp_path / "copy", a.url)
+    copy.store.mkdir(parents=True)
+    shutil.copy(a.store / "store.json", copy.store)
+    with pytest.raises(RuntimeError, match="a copy of its directory; start on a new"):
+        copy.start()
 
 
 def test_without_the_server_a_node_serves_what_it_has(rig: Rig) -> None:
