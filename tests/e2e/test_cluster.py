@@ -180,7 +180,7 @@ def test_a_server_that_lost_everything_is_told_again(rig: Rig) -> None:
     rig.server.start()
     a, b, c = rig.nodes
     end_s = time.monotonic() + SOON_S
-    while not shows(c, "here"):
+    while not (shows(c, "here") and shows(a, "shared")):
         assert time.monotonic() < end_s
         time.sleep(0.1)
     assert (c.mountpoint / "here").read_bytes() == b"here"
