@@ -297,6 +297,8 @@ class ClusterBatch(ClusterView, Batch):
         assert blob is not None
         holders = self.holders(digest)
         self._put_blob(replace(blob, references=len(holders)))
+        if holders:
+            self.txn.delete(digest, db=self.tables.doomed)
         for ino in holders:
             inode = self.inode(ino)
             rank = self._rank(inode)

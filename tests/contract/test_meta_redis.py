@@ -171,6 +171,21 @@ def test_equal_bytes_on_two_nodes_are_two_copies(cluster: Cluster) -> None:
     assert [c.used_ns for c in b.coldest(9)] == [T0, T0 + 1]
 
 
+def test_a_doomed_blob_that_gets_a_name_elsewhere_is_in_use_again(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    [published] = a.publish([publication(1, b"f")], T0)
+    a.forget([a.unlink(ROOT_INO, b"f", T0).ino])
+    assert [blob.digest for blob in a.doomed(9)] == [digest(1)]
+    b.catch_up()
+    b.publish([publication(1, b"g")], T0)
+    a.catch_up()
+    assert a.doomed(9) == []
+    a.bury([digest(1)])
+    [blob] = a.blobs([digest(1)])
+    assert blob is not None and blob.references == 1
+    assert published.inode.ino not in [c.ino for c in a.coldest(9)]
+
+
 def test_a_node_that_missed_the_feed_forgets_what_it_knew(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
