@@ -206,7 +206,8 @@ class Node:
     async def open_content(self, ino: int) -> int:
         """A new read-only descriptor of a published file, for the caller to close.
 
-        The first open of a blob since the node started reads it whole and checks its digest.
+        The first open of a blob since the node started reads it whole and checks its digest, as
+        does one that finds its file changed.
         Raises `Corrupt` (quarantined, its names are gone), `NamespaceError` ENOENT, and OSError
         where the disk cannot read it.
         """
@@ -216,10 +217,19 @@ class Node:
         await self.bring([inode])
         await self.check_content(inode.digest)
         fd = self.open_unchecked(inode)
+        if fd is not None and self._was_written_to(inode.digest, fd):
+            os.close(fd)
+            await self.check_content(inode.digest, again=True)
+            fd = self.open_unchecked(inode)
         if fd is None:
             raise NamespaceError(errno.ENOENT)
         self.touch([ino])
         return fd
+
+    def _was_written_to(self, digest: bytes, fd: int) -> bool:
+        """Whether somebody wrote to a blob's file since it was checked, past the mount."""
+        mtime_ns = os.fstat(fd).st_mtime_ns
+        return digest not in self.open_blobs and self._checks.is_changed(digest, mtime_ns)
 
     def open_inode(self, inode: Inode) -> int | None:
         """As `open_unchecked`, for who asks for many: what cannot be opened is a miss, told in the

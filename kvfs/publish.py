@@ -152,7 +152,8 @@ class Publisher:
                 if content.is_writable:
                     self._open_blobs.begin(content.digest)
                 if content.is_hashed:  # these bytes, not those of a copy that lay there already
-                    self._checks.note(content.digest)
+                    changed_ns = os.fstat(stage.fd).st_mtime_ns
+                    self._checks.note(content.digest, changed_ns)
                 else:
                     self._checks.forget(content.digest)
                 if content.digest in lost:
@@ -222,7 +223,7 @@ class Publisher:
         self._meta.intend([(digest, stage.directory)])
         directory.adopt(stage.name, digest)
         stage.adopted_as = digest
-        self._checks.note(digest)
+        self._checks.note(digest, os.fstat(stage.fd).st_mtime_ns)
         self._end_stage(stage)
         copy = Publication(digest, size_bytes, allocated, stage.directory, self._next_stamp(1))
         is_noted = False

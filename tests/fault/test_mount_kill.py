@@ -151,6 +151,29 @@ def blobs_of(store: Path) -> list[Path]:
     return [path for path in (store / "blobs").rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("passthrough", [True, False])
+def test_a_byte_that_is_flipped_past_the_mount_is_seen_at_the_next_open(
+    start_mount: StartMount, passthrough: bool
+) -> None:
+    """Also of a file that this node has stored, and read, since it started."""
+    mount = start_mount(
+        config=f"[mount]\npassthrough = {str(passthrough).lower()}\n", allow="quarantined|open: "
+    )
+    path = mount.mountpoint / "f"
+    path.write_bytes(bytes(range(256)) * 64)
+    assert path.read_bytes() == bytes(range(256)) * 64
+    [blob] = blobs_of(mount.store)
+    os.chmod(blob, 0o600)
+    with open(blob, "r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    with pytest.raises(OSError) as refused:
+        path.read_bytes()
+    assert refused.value.errno == errno.EIO
+    wait_until(lambda: not path.exists())
+    assert len(list((mount.store / "quarantine").iterdir())) == 1
+
+
 def test_a_flipped_byte_is_eio_once_and_then_a_miss(start_mount: StartMount) -> None:
     mount = start_mount()
     (mount.mountpoint / "a").write_bytes(os.urandom(MIB))
