@@ -268,11 +268,11 @@ class Cluster:
         ids = set(self._engine.copies(digest)) - {self._me.node_id}
         return [member for member in self.members if member.node_id in ids]
 
-    def give_up(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
+    def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say
-        which. Their blobs are doomed, or gone at once where their files `are_lost`."""
+        which. Their blobs are doomed."""
         others = {member.node_id for member in self.members} - {self._me.node_id}
-        return self._engine.end_copies(digests, others, are_lost=are_lost)
+        return self._engine.end_copies(digests, others)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status` and `.kvfs/nodes`."""

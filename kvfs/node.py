@@ -62,7 +62,7 @@ class Neighbours(Protocol):
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, as far as any node has them."""
 
-    def give_up(self, digests: Sequence[bytes], *, are_lost: bool = False) -> list[bytes]:
+    def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that others have as well, and say which."""
 
     def describe(self) -> dict[str, object]:
@@ -334,8 +334,6 @@ class Node:
 
     def _lose(self, digest: bytes) -> None:
         self._checks.forget(digest)
-        if self.neighbours is not None and self.neighbours.give_up([digest], are_lost=True):
-            return  # its names live on by the copies of other nodes
         lost = self.meta.lose(digest, self.now_ns())
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgpack
 
 from kvfs.meta import records
-from kvfs.meta.batch import Batch, is_loose, is_ranked
+from kvfs.meta.batch import Batch, is_loose
 from kvfs.meta.contract import Blob, Candidate, Inode, Publication
 from kvfs.meta.records import pack_native
 from kvfs.meta.shared import Record, SharedTable, SharedTransaction
@@ -193,13 +193,13 @@ class ClusterBatch(ClusterView, Batch):
     def store(self, new: Inode, old: Inode | None) -> Inode:
         stored = super().store(new, old)
         self._note_move(old, new)
-        self._set_stamp(new)
+        self._rank_anew(new)
         return stored
 
     def drop(self, old: Inode) -> None:
         super().drop(old)
         self._note_move(old, None)
-        self._set_stamp(replace(old, digest=b""))
+        self._rank_anew(replace(old, digest=b""))
 
     def _note_move(self, old: Inode | None, new: Inode | None) -> None:
         sides = [
@@ -218,34 +218,34 @@ class ClusterBatch(ClusterView, Batch):
         since more may have happened already."""
         for digest in {move.old, move.new} - {b""}:
             self.recount(digest)
-        stamp = self.stamp_of(move.ino)
         inode = self.find(move.ino)
-        if stamp is not None and stamp.is_ranked:
-            key = records.used_key(stamp.directory, stamp.used_ns, move.ino)
-            self.txn.delete(key, db=self.tables.used)
         if inode is None:
-            self.txn.delete(pack_native(move.ino), db=self.tables.stamp)
+            self.recheck_stamp(move.ino)
             return
         if move.old != move.new:
             inode = replace(inode, used_ns=max(inode.used_ns, move.used_ns))
-        rank = self._rank(inode)
-        if rank is not None:
-            self.txn.put(rank, b"", db=self.tables.used)
-        self._set_stamp(inode)
+        self._rank_anew(inode)
         if not is_loose(inode):
             self.txn.delete(records.pack_ordered(move.ino), db=self.tables.loose)
 
     def recount(self, digest: bytes) -> None:
-        """Have the record of a blob here say how many files hold it, whatever was missed."""
+        """Have the record of a blob here say how many files hold it now. One that is doomed stays
+        so: whoever gave its bytes a name since has them as well."""
         blob = self.blob(digest)
-        count = len(self.holders(digest))
-        if blob is None or blob.references == count:
+        if blob is None or not blob.references:
             return
-        if count:
-            self.begin_copy(digest)
-        else:
-            self._put_blob(replace(blob, references=0))
+        holders = self.holders(digest)
+        self._put_blob(replace(blob, references=len(holders)))
+        if not holders:
             self.txn.put(digest, b"", db=self.tables.doomed)
+
+    def recheck_copy(self, digest: bytes) -> None:
+        """As `recount`, with all that is known of the files that hold a blob here, and of it as a
+        copy."""
+        self.recount(digest)
+        blob = self.blob(digest)
+        if blob is not None and blob.references:
+            self.begin_copy(digest)
 
     def recheck_stamp(self, ino: int) -> None:
         """Take a file out of the order of use that has no name or no bytes here any more."""
@@ -256,14 +256,21 @@ class ClusterBatch(ClusterView, Batch):
         self.txn.delete(records.used_key(stamp.directory, stamp.used_ns, ino), db=self.tables.used)
         self.txn.delete(pack_native(ino), db=self.tables.stamp)
 
-    def _set_stamp(self, inode: Inode) -> None:
+    def _rank_anew(self, inode: Inode) -> None:
+        """Have this node's order of use show a file as it is, whatever it showed before."""
+        stamp = self.stamp_of(inode.ino)
+        if stamp is not None and stamp.is_ranked:
+            key = records.used_key(stamp.directory, stamp.used_ns, inode.ino)
+            self.txn.delete(key, db=self.tables.used)
+        rank = self._rank(inode)
+        if rank is not None:
+            self.txn.put(rank, b"", db=self.tables.used)
         blob = self.blob(inode.digest)
-        if blob is None or inode.nlink == 0:
+        if blob is None or not blob.references or inode.nlink == 0:
             self.txn.delete(pack_native(inode.ino), db=self.tables.stamp)
         else:
-            stamp = records.Stamp(inode.used_ns, blob.directory, is_ranked(inode))
-            raw = records.encode_stamp(stamp)
-            self.txn.put(pack_native(inode.ino), raw, db=self.tables.stamp)
+            now = records.Stamp(inode.used_ns, blob.directory, rank is not None)
+            self.txn.put(pack_native(inode.ino), records.encode_stamp(now), db=self.tables.stamp)
 
     def stamp(self, ino: int, used_ns: int) -> None:
         """Only here: each node has its own order of use."""
@@ -281,8 +288,8 @@ class ClusterBatch(ClusterView, Batch):
         self._stamped.add(ino)
 
     def _rank(self, inode: Inode | None) -> bytes | None:
-        is_here = inode is not None and self.blob(inode.digest) is not None
-        return super()._rank(inode) if is_here else None
+        blob = None if inode is None else self.blob(inode.digest)
+        return super()._rank(inode) if blob is not None and blob.references else None
 
     # Blobs ---------------------------------------------------------------------------------------
     def ensure_blob(self, publication: Publication) -> None:
@@ -297,14 +304,8 @@ class ClusterBatch(ClusterView, Batch):
         assert blob is not None
         holders = self.holders(digest)
         self._put_blob(replace(blob, references=len(holders)))
-        if holders:
-            self.txn.delete(digest, db=self.tables.doomed)
         for ino in holders:
-            inode = self.inode(ino)
-            rank = self._rank(inode)
-            if rank is not None:
-                self.txn.put(rank, b"", db=self.tables.used)
-            self._set_stamp(inode)
+            self._rank_anew(self.inode(ino))
         self.txn.shared.write(self._copy(digest), b"")
 
     def add_copy(self, publication: Publication) -> bool:
@@ -327,23 +328,16 @@ class ClusterBatch(ClusterView, Batch):
         blob = self.blob(digest)
         if blob is None or not blob.references:
             return
-        for ino in self.holders(digest):
-            stamp = self.stamp_of(ino)
-            if stamp is not None:
-                key = records.used_key(stamp.directory, stamp.used_ns, ino)
-                self.txn.delete(key, db=self.tables.used)
-                self.txn.delete(pack_native(ino), db=self.tables.stamp)
         self._put_blob(replace(blob, references=0))
+        for ino in self.holders(digest):
+            self._rank_anew(self.inode(ino))
         self.txn.put(digest, b"", db=self.tables.doomed)
         self.txn.shared.write(self._copy(digest), None)  # so that not all give theirs up
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)
         for ino in self.holders(old.digest):
-            stamp = self.stamp_of(ino)
-            if stamp is not None:
-                raw = records.encode_stamp(replace(stamp, directory=directory))
-                self.txn.put(pack_native(ino), raw, db=self.tables.stamp)
+            self._rank_anew(self.inode(ino))
 
     def bury(self, digest: bytes) -> bool:
         was_doomed = super().bury(digest)
@@ -356,21 +350,13 @@ class ClusterBatch(ClusterView, Batch):
 
     def _move_reference(self, old: bytes, new: bytes, ino: int) -> None:
         if new:
-            self._count_reference(new, 1)
             self.txn.put(records.holder_key(new, ino), b"", db=self.tables.holder)
+            blob = self.blob(new)
+            if blob is not None:
+                self._put_blob(replace(blob, references=len(self.holders(new))))
         if old:
-            self._count_reference(old, -1)
             self.txn.delete(records.holder_key(old, ino), db=self.tables.holder)
-
-    def _count_reference(self, digest: bytes, by: int) -> None:
-        blob = self.blob(digest)
-        if blob is None:
-            return
-        self._put_blob(replace(blob, references=blob.references + by))
-        if blob.references + by == 0:
-            self.txn.put(digest, b"", db=self.tables.doomed)
-        elif blob.references == 0:
-            self.txn.delete(digest, db=self.tables.doomed)
+            self.recount(old)
 
 
 def _side(inode: Inode | None) -> tuple[bytes, bool, bool]:

@@ -10,6 +10,7 @@ written leaves names without bytes here: as after a crash, `recover` finds the f
 import logging
 import random
 import secrets
+import struct
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -24,8 +25,8 @@ from kvfs.config import (
     META_BYTES_MAX,
     RECHECK_STEP,
 )
-from kvfs.errors import NamespaceError, Unavailable
-from kvfs.meta import records
+from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
+from kvfs.meta import content, records
 from kvfs.meta.batch import Batch
 from kvfs.meta.cluster import (
     ClusterBatch,
@@ -129,8 +130,25 @@ class RedisEngine(LmdbEngine):
         )
 
     def _try_write(self, change: Callable[[Batch], _Result]) -> _Result:
+        shared = SharedTransaction(self._known)
+        try:
+            result, batch = self._run(change, shared)
+        except (Unavailable, OutOfSpace, Corrupt):
+            # Perhaps the server has done it, and this node's own tables have not, or do not know.
+            if shared.commit.writes:
+                self._forget_records(tuple(shared.commit.writes))
+                self.recheck()
+            raise
+        batch.committed()
+        self._known.learn(shared.commit)
+        self._lookups.note(batch)
+        return result
+
+    def _run(
+        self, change: Callable[[Batch], _Result], shared: SharedTransaction
+    ) -> tuple[_Result, ClusterBatch]:
+        """One try, with the server and with this node's own tables."""
         with self._writing() as txn:
-            shared = SharedTransaction(self._known)
             batch = ClusterBatch(
                 ClusterTransaction(txn, shared, self._tables),
                 self._tables,
@@ -140,16 +158,14 @@ class RedisEngine(LmdbEngine):
             )
             try:
                 result = change(batch)
-            except NamespaceError:
-                self._settle(batch, None)  # is it so, or was it so?
+            except (NamespaceError, AssertionError, struct.error):
+                # Is it so, or was it so, or were the records of different times?
+                self._settle(batch, None)
                 raise
             self._settle(batch, encode_news(batch) if shared.commit.writes else None)
             batch.finish()
             Mirror(txn, self._tables).learn(shared.commit)
-        batch.committed()
-        self._known.learn(shared.commit)
-        self._lookups.note(batch)
-        return result
+        return result, batch
 
     def _settle(self, batch: ClusterBatch, news: bytes | None) -> None:
         """Have the server compare what was seen, and write with `news`. Raises `_Changed`."""
@@ -261,7 +277,7 @@ class RedisEngine(LmdbEngine):
                 of_cluster.recheck_stamp(ino)
             for key in keys:
                 if len(key) == DIGEST_BYTES:
-                    of_cluster.recount(key)
+                    of_cluster.recheck_copy(key)
 
         if keys:
             self._write(change)
@@ -321,12 +337,23 @@ class RedisEngine(LmdbEngine):
         says; False where no file holds it any more."""
         return self._write(lambda batch: _of_cluster(batch).add_copy(publication))
 
-    def end_copies(
-        self, digests: Sequence[bytes], others: Container[bytes], *, are_lost: bool = False
-    ) -> list[bytes]:
+    def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
+        """As the contract says, where no other node has the bytes; else only this copy is lost, and
+        the names live on."""
+
+        def change(batch: Batch) -> list[tuple[int, bytes, Inode]]:
+            view = _of_cluster(batch)
+            if all(node == self.node_id for node in view.copies(digest)):
+                return content.lose(batch, digest, now_ns)
+            view.end_copy(digest)
+            view.bury(digest)
+            return []
+
+        return self._write(change)
+
+    def end_copies(self, digests: Sequence[bytes], others: Container[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that one of the `others` has as well, which are
-        returned: their blobs are doomed, or gone at once where their files `are_lost`. What is
-        pinned stays, unless it is lost."""
+        returned: their blobs are doomed. What is pinned stays."""
 
         def change(batch: Batch) -> list[bytes]:
             view = _of_cluster(batch)
@@ -334,12 +361,10 @@ class RedisEngine(LmdbEngine):
                 digest
                 for digest in digests
                 if any(node in others for node in view.copies(digest))
-                and (are_lost or not view.is_pinned(digest))
+                and not view.is_pinned(digest)
             ]
             for digest in ended:
                 view.end_copy(digest)
-                if are_lost:
-                    view.bury(digest)
             return ended
 
         return self._write(change)

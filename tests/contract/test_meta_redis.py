@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
 import redis
@@ -171,19 +172,47 @@ def test_equal_bytes_on_two_nodes_are_two_copies(cluster: Cluster) -> None:
     assert [c.used_ns for c in b.coldest(9)] == [T0, T0 + 1]
 
 
-def test_a_doomed_blob_that_gets_a_name_elsewhere_is_in_use_again(cluster: Cluster) -> None:
+def test_a_lost_copy_costs_names_only_where_it_was_the_last(cluster: Cluster) -> None:
     a, b = cluster.join(), cluster.join()
-    [published] = a.publish([publication(1, b"f")], T0)
+    a.publish([publication(1, b"f")], T0)
+    assert b.add_copy(publication(1))
+    assert a.lose(digest(1), T0) == []
+    assert (a.blobs([digest(1)]), a.coldest(9), a.usage().blobs) == ([None], [], 0)
+    assert a.copies(digest(1)) == [b.node_id]
+    assert [name for _, name, _ in b.lose(digest(1), T0)] == [b"f"]
+    a.catch_up()
+    assert names_in(a) == []
+
+
+def test_what_a_lost_answer_said_is_learned(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = cluster.join()
+    assert names_in(a) == []
+    commit = a._server.commit
+
+    def lose_the_answer(*arguments: Any) -> Never:
+        commit(*arguments)
+        raise Unavailable("lost")
+
+    monkeypatch.setattr(a._server, "commit", lose_the_answer)
+    with pytest.raises(Unavailable):
+        a.publish([publication(1, b"f")], T0)
+    monkeypatch.undo()
+    assert names_in(a) == [b"f"]
+
+
+def test_a_doomed_blob_goes_though_its_bytes_get_a_name_elsewhere(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    a.publish([publication(1, b"f")], T0)
     a.forget([a.unlink(ROOT_INO, b"f", T0).ino])
     assert [blob.digest for blob in a.doomed(9)] == [digest(1)]
     b.catch_up()
     b.publish([publication(1, b"g")], T0)
     a.catch_up()
-    assert a.doomed(9) == []
+    assert [blob.digest for blob in a.doomed(9)] == [digest(1)]
     a.bury([digest(1)])
-    [blob] = a.blobs([digest(1)])
-    assert blob is not None and blob.references == 1
-    assert published.inode.ino not in [c.ino for c in a.coldest(9)]
+    assert (a.copies(digest(1)), a.coldest(9)) == ([b.node_id], [])
 
 
 def test_a_node_that_missed_the_feed_forgets_what_it_knew(
