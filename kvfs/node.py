@@ -24,19 +24,18 @@ import trio
 from kvfs import evict
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
-from kvfs.chunk import chunk_info
+from kvfs.chunk_files import ChunkFiles
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
 from kvfs.counters import Counters
 from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
-from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine, Published, Renamed, RenameMode
-from kvfs.names import chunk_path, namespace_path, parse_chunk_path
+from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Evicted, Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
-from kvfs.stored import allocated_bytes, copy_bytes, digest_file, read_header
+from kvfs.stored import allocated_bytes, copy_bytes, digest_file
 from kvfs.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -111,6 +110,7 @@ class Node:
         self._checks = Checks()
         self.uses = Uses(engine)
         self.open_blobs = OpenBlobs(engine)
+        self.chunk_files = ChunkFiles(engine, self.open_inode)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
         self.publisher = Publisher(
@@ -142,7 +142,7 @@ class Node:
         mode: RenameMode = RenameMode.REPLACE,
     ) -> Renamed:
         """As `MetaEngine.rename`; what was replaced goes with its last handle. A file that may be
-        a chunk by its new name is for `index_chunk`."""
+        a chunk by its new name is for `chunk_files`."""
         renamed = self.meta.rename(parent, name, new_parent, new_name, self.now_ns(), mode)
         if renamed.replaced is not None:
             self.drop_orphan(renamed.replaced)
@@ -431,7 +431,7 @@ class Node:
             is_writable=writable_bytes is not None,
         )
         inode = self.publisher.publish([content])[0]
-        await self.index_chunk(inode)
+        await self.chunk_files.index(inode)
         return inode
 
     def _tell_published(self, published: Published) -> None:
@@ -440,50 +440,6 @@ class Node:
             self.notify(published.parent, published.name, published.inode.ino)
         if published.replaced is not None:
             self.drop_orphan(published.replaced)
-
-    async def index_chunk(self, inode: Inode) -> None:
-        """A chunk file that came through the mount, or got another name there, is in the tree of
-        prefixes as far as its header says what its name says: engines take it for a miss else.
-        Never fails, since what gave the file its name has happened."""
-        if not (inode.is_regular and inode.is_published):
-            return
-        try:
-            info = await self._find_chunk(inode)
-            now = self.meta.inode(inode.ino)
-            if now is None or now.digest != inode.digest:
-                return  # it has other content by now, which is looked at as well
-            known = self.meta.chunk(inode.ino)
-            if info is None and known is not None:
-                self.meta.drop_chunk(inode.ino)
-            elif info is not None and info != known:
-                self.meta.set_chunk(inode.ino, info)
-        except (KvfsError, OSError) as error:
-            log.warning("inode %d: its header cannot be read: %s", inode.ino, error)
-
-    async def _find_chunk(self, inode: Inode) -> ChunkInfo | None:
-        """What a file is as a chunk, by its header and one of its names; None for no chunk."""
-        if not self._chunk_places(inode.ino):
-            return None
-        fd = self.open_inode(inode)
-        if fd is None:
-            return self.meta.chunk(inode.ino)
-        try:
-            header = await trio.to_thread.run_sync(read_header, fd, inode.size_bytes)
-        except Corrupt as error:
-            log.info("inode %d is no chunk file: %s", inode.ino, error.reason)
-            return None
-        finally:
-            os.close(fd)
-        said = namespace_path(header.model, header.fingerprint), header.key
-        if said in self._chunk_places(inode.ino):  # which may have changed meanwhile
-            return chunk_info(header)
-        log.info("inode %d is by its header %s", inode.ino, os.fsdecode(chunk_path(*said)))
-        return None
-
-    def _chunk_places(self, ino: int) -> set[tuple[bytes, str]]:
-        """Namespace and key of a file, by each of its names that is a chunk's."""
-        parsed = map(parse_chunk_path, self.meta.paths_of(ino))
-        return {found for found in parsed if found is not None}
 
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> None:

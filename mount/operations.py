@@ -194,9 +194,9 @@ class Operations(pyfuse3.Operations):
             if renamed.replaced.is_directory:
                 self._removed.note(renamed.replaced)
             self._expire_other_names(renamed.replaced)
-        await self._node.index_chunk(renamed.moved)
+        await self._node.chunk_files.index(renamed.moved)
         if mode is RenameMode.EXCHANGE and renamed.replaced is not None:
-            await self._node.index_chunk(renamed.replaced)
+            await self._node.chunk_files.index(renamed.replaced)
 
     def _keep_for_openers(self, parent: int, name: bytes) -> None:
         """A name is about to go, perhaps between somebody's look-up and open of it."""

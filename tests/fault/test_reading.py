@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from kvfs import blobs, checks, requests
-from kvfs import node as node_module
+from kvfs import blobs, checks, chunk_files, requests
 from kvfs.chunk import ChunkHeader
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt
@@ -73,7 +72,7 @@ async def test_a_chunk_whose_header_cannot_be_read_is_published_all_the_same(
     allow_warnings.append("its header cannot be read: .*Input/output error")
     path, data = chunk_file(1)
     monkeypatch.setattr(
-        node_module, "read_header", fail_with(errno.EIO, lambda *_: True, node_module.read_header)
+        chunk_files, "read_header", fail_with(errno.EIO, lambda *_: True, chunk_files.read_header)
     )
     above = node.meta.make_directories(os.path.dirname(path), 0o755, 0, 0, 1)
     made = node.meta.make(above.ino, os.path.basename(path), 0o100644, 0, 0, 1)
@@ -90,13 +89,13 @@ async def test_a_chunks_header_is_read_beside_the_loop(
 ) -> None:
     path, data = chunk_file(1)
     threads = []
-    read_header = node_module.read_header
+    read_header = chunk_files.read_header
 
     def read(fd: int, size_bytes: int) -> ChunkHeader:
         threads.append(threading.current_thread())
         return read_header(fd, size_bytes)
 
-    monkeypatch.setattr(node_module, "read_header", read)
+    monkeypatch.setattr(chunk_files, "read_header", read)
     above = node.meta.make_directories(os.path.dirname(path), 0o755, 0, 0, 1)
     made = node.meta.make(above.ino, b"draft", 0o100644, 0, 0, 1)
     stage = stage_in(node, 0, data)
@@ -104,7 +103,7 @@ async def test_a_chunks_header_is_read_beside_the_loop(
     os.close(stage.fd)
     assert (threads, node.meta.chunk(made.ino)) == ([], None)
     renamed = node.rename(above.ino, b"draft", above.ino, os.path.basename(path))
-    await node.index_chunk(renamed.moved)
+    await node.chunk_files.index(renamed.moved)
     assert threads and threading.main_thread() not in threads
     info = node.meta.chunk(made.ino)
     assert info is not None and info.key == chunk_key(bytes([1]) * 16, 0, 0).encode()
