@@ -5,7 +5,6 @@ The mounts are seen from everywhere on the machine; only their sockets live in t
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.net_rig import Host, network
+from scripts.redis_rig import RedisServer
 
 ROOT = Path(__file__).parent.parent
 REDIS_PORT = 6379
@@ -25,46 +25,6 @@ STOP_DEADLINE_S = 30.0
 def command_in(host: Host) -> tuple[str, ...]:
     """What runs a command in a host's network, and leaves it the machine's mounts."""
     return ("nsenter", f"--net=/run/netns/{host.namespace}")
-
-
-@dataclass(slots=True)
-class Server:
-    """The metadata server; what it held is lost with its process."""
-
-    host: Host
-    directory: Path
-    process: "subprocess.Popen[bytes] | None" = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://{self.host.address}:{REDIS_PORT}"
-
-    def start(self) -> None:
-        program = shutil.which("redis-server") or shutil.which("valkey-server")
-        if program is None:
-            raise SystemExit("redis-server is missing: run scripts/setup cluster")
-        self.directory.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [
-                *command_in(self.host), program, "--port", str(REDIS_PORT), "--bind", "0.0.0.0",
-                "--protected-mode", "no", "--save", "", "--dir", os.fspath(self.directory),
-            ],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        end_s = time.monotonic() + START_DEADLINE_S
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError("redis-server does not start")
-            time.sleep(0.02)
-
-    def _answers(self) -> bool:
-        ping = [*command_in(self.host), "redis-cli", "-h", self.host.address, "ping"]
-        return subprocess.run(ping, check=False, capture_output=True).stdout == b"PONG\n"
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(STOP_DEADLINE_S)
 
 
 @dataclass(slots=True)
@@ -134,7 +94,7 @@ class Node:
 class Rig:
     """A running cluster."""
 
-    server: Server
+    server: RedisServer
     nodes: tuple[Node, ...]
 
 
@@ -142,7 +102,8 @@ class Rig:
 def cluster(count: int, base: Path, *options: str) -> Iterator[Rig]:
     """So many nodes on one server, in `base`. Needs root."""
     with network(count + 1) as net:
-        server = Server(net.hosts[0], base / "redis")
+        host = net.hosts[0]
+        server = RedisServer(base / "redis", REDIS_PORT, host.address, command_in(host))
         nodes = tuple(
             Node(host, base / f"node{index}", server.url, options)
             for index, host in enumerate(net.hosts[1:])

@@ -1,16 +1,17 @@
-"""A real server of Redis's protocol for tests: its own process, in a directory of its own."""
+"""A real server of Redis's protocol: its own process, in a directory of its own. What tests and the
+rig of a cluster share."""
 
+import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import redis
-
-START_S = 10.0
+START_S = 60.0
+_PING_S = 5.0
 
 
 def free_port() -> int:
@@ -23,35 +24,49 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One process; `start` may be called again after `stop` or `kill`, with all it had lost."""
+    """One process. `start` may be called again after `kill`; what it held is lost then. `prefix`,
+    before a command, runs it where the server is to be."""
 
-    def __init__(self, directory: Path, port: int | None = None, *options: str) -> None:
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.port = port or free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self._options = options
+        self.url = f"redis://{address}:{self.port}"
+        self._directory = directory
+        self._address = address
+        self._prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Start it, and wait until it answers."""
         program = shutil.which("redis-server") or shutil.which("valkey-server")
-        assert program is not None, "redis-server is missing: run scripts/setup"
+        if program is None:
+            raise SystemExit("redis-server is missing: run scripts/setup cluster")
+        self._directory.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
             [
-                program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-                "--appendonly", "no", "--dir", str(self.directory), *self._options,
+                *self._prefix, program, "--port", str(self.port), "--bind", self._address,
+                "--protected-mode", "no", "--save", "", "--appendonly", "no",
+                "--dir", os.fspath(self._directory),
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        client = redis.Redis(port=self.port)
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                assert time.monotonic() < deadline, "redis-server does not start"
-                time.sleep(0.01)
-        client.close()
+        end_s = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError("redis-server does not start")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        ping = ["redis-cli", "-h", self._address, "-p", str(self.port), "ping"]
+        done = subprocess.run(
+            [*self._prefix, *ping], check=False, capture_output=True, timeout=_PING_S
+        )
+        return done.stdout == b"PONG\n"
 
     @property
     def pid(self) -> int:
@@ -67,10 +82,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(directory: Path, *options: str) -> Iterator[RedisServer]:
+def redis_server(directory: Path) -> Iterator[RedisServer]:
     """A server for the length of a `with` block."""
-    directory.mkdir(parents=True, exist_ok=True)
-    server = RedisServer(directory, None, *options)
+    server = RedisServer(directory)
     server.start()
     try:
         yield server

@@ -15,9 +15,9 @@ import redis
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
+from scripts.redis_rig import RedisServer, free_port, redis_server
 from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
 from tests.processes import wait_until
-from tests.redis_rig import RedisServer, free_port, redis_server
 
 
 @pytest.fixture(scope="module")

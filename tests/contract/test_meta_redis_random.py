@@ -12,8 +12,8 @@ from kvfs.errors import NamespaceError
 from kvfs.meta.cluster import ClusterView
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
+from scripts.redis_rig import RedisServer, redis_server
 from tests.contract.meta_suite import FILE, T0, digest, publication
-from tests.redis_rig import RedisServer, redis_server
 
 NODES = 3
 STEPS = 150
