@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
 from kvfs.meta.records import NO_DIRENT
-from kvfs.meta.shared import Commit, Page, Record, SharedTable, Source
+from kvfs.meta.shared import FIRST_PAGE_MEMBERS, Commit, Page, Record, SharedTable, Source
 
 _Group = tuple[SharedTable, bytes]
 
@@ -49,6 +49,8 @@ class Known:
         if pages is not None and page in pages:
             return pages[page]
         members = self._source.members(page)
+        if page.limit > FIRST_PAGE_MEMBERS:
+            return members  # of a listing, which begins anywhere: hardly asked for again
         if pages is None:
             pages = self._groups[group] = {}
             if len(self._groups) > CLUSTER_GROUPS_CACHED_MAX:

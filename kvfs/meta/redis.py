@@ -8,20 +8,20 @@ written leaves names without bytes here: as after a crash, `recover` finds the f
 """
 
 import logging
-import random
 import secrets
 import struct
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
 
 from kvfs.config import (
     CLUSTER_CLAIMS_MAX,
     CLUSTER_CONFLICTS_MAX,
-    CLUSTER_WAIT_S,
+    CLUSTER_NEWS_ENTRIES,
     META_BYTES_MAX,
     RECHECK_STEP,
 )
@@ -49,6 +49,7 @@ from kvfs.meta.view import View
 _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
 _NUMBERS_KEY = b"numbers"  # in the table of the state
+_ANYTHING = Heard((), (), moves_directories=True)  # any name may lead elsewhere
 _RANGES = 1 << 26  # of 2^32 inode numbers each: numbers stay below 2^58
 
 
@@ -65,7 +66,7 @@ class RedisEngine(LmdbEngine):
         self._known = Known(server)
         self._refill: Refill | None = None
         self._untold: list[Heard] = []  # what `catch_up` will tell
-        self._unchecked: list[bytes] = []  # keys of this node's tables, as `_own_keys`
+        self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         self.node_id = node_id
         self._number_base = _claim_numbers(server, database)
         news = server.news(0)
@@ -117,8 +118,6 @@ class RedisEngine(LmdbEngine):
         for attempt in range(CLUSTER_CONFLICTS_MAX):
             if attempt:
                 self._listen()
-            if attempt > 1:  # others are quicker: let them
-                time.sleep(random.uniform(0, CLUSTER_WAIT_S))
             try:
                 return self._try_write(change)
             except _Changed:
@@ -135,7 +134,7 @@ class RedisEngine(LmdbEngine):
             result, batch = self._run(change, shared)
         except (Unavailable, OutOfSpace, Corrupt):
             # Perhaps the server has done it, and this node's own tables have not, or do not know.
-            if shared.commit.writes:
+            if shared.commit.was_sent:
                 self._forget_records(tuple(shared.commit.writes))
                 self.recheck()
             raise
@@ -220,15 +219,22 @@ class RedisEngine(LmdbEngine):
                     break
                 if node != self.node_id:
                     self._hear(heard)
-                    self._untold.append(heard)
+                    self._tell_later(heard)
                 self._sequence = sequence
             if self._sequence == news.sequence:
                 return
             if is_cut:  # what was between is lost: of nothing it is known whether it changed
                 self._forget_all()
                 self.recheck()
-                self._untold.append(Heard((), (), moves_directories=True))
+                self._tell_later(_ANYTHING)
                 self._sequence = news.sequence
+
+    def _tell_later(self, heard: Heard) -> None:
+        """Keep for `catch_up` what was heard; when nobody asks for long, that there was much."""
+        if len(self._untold) < CLUSTER_NEWS_ENTRIES:
+            self._untold.append(heard)
+        else:
+            self._untold = [_ANYTHING]
 
     def _begin_again(self) -> Unavailable:
         """The server has lost everything, or was made anew by another node."""
@@ -259,15 +265,17 @@ class RedisEngine(LmdbEngine):
 
     def recheck(self) -> None:
         """Something was missed: all that this node's own tables say has to be looked at."""
-        with super()._reading() as local:
-            tables = self._tables
-            self._unchecked = [*local.keys(tables.stamp, b""), *local.keys(tables.blob, b"")]
+        self._checked_to = 0, b""
 
     def recheck_more(self) -> bool:
         """Make the order of use, and the blobs' counts of files, say of some more what is so;
         False once all do."""
-        keys = self._unchecked[-RECHECK_STEP:]
-        del self._unchecked[-RECHECK_STEP:]
+        if self._checked_to is None:
+            return False
+        index, after = self._checked_to
+        with super()._reading() as local:
+            table = (self._tables.stamp, self._tables.blob)[index]
+            keys = list(islice(local.keys(table, b"", after), RECHECK_STEP))
 
         def change(batch: Batch) -> None:
             of_cluster = _of_cluster(batch)
@@ -281,7 +289,10 @@ class RedisEngine(LmdbEngine):
 
         if keys:
             self._write(change)
-        return bool(keys)
+            self._checked_to = index, keys[-1]
+        else:
+            self._checked_to = (index + 1, b"") if index == 0 else None
+        return self._checked_to is not None
 
     @contextmanager
     def _remembered(self) -> Iterator[Mirror]:

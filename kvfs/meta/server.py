@@ -208,7 +208,9 @@ class MetaServer:
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
         """Compare and write; without `news` only compare. When the answer is lost it is asked for
         again, and nothing is done twice. Raises `Unavailable`: then it may have been done."""
+        self._check_is_asked()
         self._serial += 1
+        commit.was_sent = news is not None
         values, pages = list(commit.values.items()), list(commit.pages.items())
         packed = msgpack.packb(
             {
@@ -247,10 +249,13 @@ class MetaServer:
     def _key(self, name: bytes) -> bytes:
         return self.prefix + name
 
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask the server. One that did not answer is left alone for a moment."""
+    def _check_is_asked(self) -> None:
         if time.monotonic() < self._retry_at_s:
             raise Unavailable("the metadata server does not answer")
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """Ask the server. One that did not answer is left alone for a moment."""
+        self._check_is_asked()
         try:
             return _asking(question)
         except Unavailable:

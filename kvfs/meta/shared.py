@@ -16,7 +16,7 @@ from typing import Protocol
 from kvfs.config import CLUSTER_PAGE_MEMBERS
 from kvfs.meta.contract import DIGEST_BYTES
 
-_FIRST_PAGE_MEMBERS = (
+FIRST_PAGE_MEMBERS = (
     16  # most groups have one or two; and less read is less to be changed by others
 )
 
@@ -94,6 +94,7 @@ class Commit:
     values: dict[Record, bytes | None] = field(default_factory=dict)  # seen
     pages: dict[Page, tuple[bytes, ...]] = field(default_factory=dict)  # seen
     writes: dict[Record, bytes | None] = field(default_factory=dict)  # None: it goes
+    was_sent: bool = False  # so that the server may have written, whatever it answered
 
     @property
     def is_empty(self) -> bool:
@@ -156,7 +157,7 @@ class SharedTransaction:
             waiting = next(added, None)
 
     def _stored(self, table: SharedTable, group: bytes, start: bytes) -> Iterator[bytes]:
-        limit = _FIRST_PAGE_MEMBERS
+        limit = FIRST_PAGE_MEMBERS
         while True:
             page = Page(table, group, start, limit)
             members = self.commit.pages.get(page)
