@@ -112,7 +112,7 @@ async def _with_neighbours(node: Node, engine: LmdbEngine) -> AsyncIterator[None
     if node.config.cluster is None:
         yield
         return
-    from kvfs.cluster import Cluster
+    from kvfs.cluster.joined import Cluster
     from kvfs.meta.redis import RedisEngine
 
     assert isinstance(engine, RedisEngine)

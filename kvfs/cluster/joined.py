@@ -1,0 +1,204 @@
+"""A node that has joined a cluster: it hears what the others change, serves them what it has, and
+gives a server that lost everything its names again.
+
+Everything here runs in the node's trio thread, but for what waits for the network: that is done in
+worker threads. The peers' server has threads of its own, which ask the node in its thread.
+"""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import trio
+
+from kvfs.cluster.fetcher import Fetcher
+from kvfs.cluster.membership import Membership
+from kvfs.cluster.source import NodeSource
+from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_RENEW_S, ClusterConfig
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.meta.contract import Inode
+from kvfs.meta.members import Member
+from kvfs.meta.redis import RedisEngine
+from kvfs.meta.shared import SharedTable
+from kvfs.node import Change, Node
+from kvfs.peers.keys import Keys, load_pair
+from kvfs.peers.server import PeerServer
+
+KEY_NAME = "peer.key"
+log = logging.getLogger(__name__)
+
+
+class Cluster:
+    """See the module's docstring. `node.neighbours` while `running`."""
+
+    def __init__(self, node: Node, engine: RedisEngine, config: ClusterConfig) -> None:
+        self._node = node
+        self._engine = engine
+        self._config = config
+        served: dict[str, str] = {}
+        pair = load_pair(node.config.home / KEY_NAME)
+        keys = None if config.insecure else Keys(pair, served)
+        reachable = _own_address(config.metadata)
+        listen = config.listen or f"{reachable}:0"
+        self._server = PeerServer(
+            NodeSource(node, trio.lowlevel.current_trio_token()),
+            listen,
+            engine.node_id,
+            config.name,
+            keys,
+            insecure=config.insecure,
+        )
+        host = listen.rpartition(":")[0]
+        me = Member(
+            engine.node_id,
+            f"{reachable if host in ('0.0.0.0', '[::]') else host}:{self._server.port}",
+            "" if keys is None else pair.public,
+            socket.gethostname(),
+            str(node.config.home),
+            node.started_ns,
+        )
+        self._membership = Membership(engine.members(me), me, keys, served, config)
+        self._fetcher = Fetcher(node, engine, self._membership, self._ask_again)
+        self._is_cut_off = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Be a member for the length of a `with` block. Raises `Unavailable`."""
+        await self._membership.join()
+        self._server.start()
+        self._node.neighbours = self
+        log.info("cluster %s: serving peers at %s", self._config.name, self._membership.me.address)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._renew_always)
+                nursery.start_soon(self._listen_always)
+                nursery.start_soon(self._refill_always)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self._node.neighbours = None
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._stop)
+
+    def _stop(self) -> None:
+        self._server.close()
+        try:
+            self._membership.close()
+        except Unavailable as error:
+            log.info("could not say goodbye: %s", error)
+
+    async def _renew_always(self) -> None:
+        while True:
+            await trio.sleep(CLUSTER_RENEW_S)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        try:
+            await self._membership.renew()
+        except Unavailable as error:
+            self._note_cut_off(error)
+
+    async def _ask_again(self) -> None:
+        """Know anew who has what, and who is there."""
+        self.refresh()
+        await self._renew()
+
+    # The others' changes -------------------------------------------------------------------------
+    async def _listen_always(self) -> None:
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._engine.wait_news, abandon_on_cancel=True)
+            except Unavailable as error:
+                self._note_cut_off(error)
+                await trio.sleep(CLUSTER_LISTEN_S)
+            self.refresh()  # also without news: the server may have lost everything
+
+    async def _refill_always(self) -> None:
+        """Fill a server that has lost its names again, and compare what this node has with what
+        all share after it was away; in small steps."""
+        while True:
+            await trio.sleep(CLUSTER_RENEW_S)
+            try:
+                while self._engine.refill_more(self._node.now_ns()) or self._engine.recheck_more():
+                    await trio.sleep(0)
+                self._node.reap()
+            except KvfsError as error:
+                log.warning("the metadata server is not filled yet: %s", error)
+
+    def refresh(self) -> None:
+        """Know all that others did until now, and have the kernel know. A round trip; where the
+        server does not answer, what was known has to do."""
+        try:
+            heard = self._engine.catch_up()
+        except KvfsError as error:  # also of this node's own full disk: what it knows has to do
+            self._note_cut_off(error)
+            return
+        if self._is_cut_off:
+            log.warning("the metadata server answers again")
+            self._engine.forget_remembered()
+            self._is_cut_off = False
+        for record in {record for one in heard for record in one.records}:
+            if record.table is SharedTable.DIRENT:
+                parent, name = record.split()
+                self._node.tell(Change(int.from_bytes(parent, "big"), name, 0))
+            elif record.table is SharedTable.INODE:
+                self._node.tell(Change(0, None, int.from_bytes(record.key, "little")))
+        if any(one.moves_directories for one in heard):
+            self._node.tell(Change(0, None, 0, moves_directories=True))
+        if any(one.moves for one in heard):
+            self._node.reap()
+
+    def _note_cut_off(self, error: KvfsError) -> None:
+        if not self._is_cut_off:
+            log.warning("cut off from the cluster: %s", error)
+        self._is_cut_off = True
+
+    # The others' bytes --------------------------------------------------------------------------
+    async def bring(self, inodes: Iterable[Inode]) -> None:
+        """Have the bytes of these files here, as far as any node that is there has them."""
+        await self._fetcher.bring(inodes)
+
+    def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Give up this node's copies of those digests that other nodes hold as well, and say
+        which. Their blobs are doomed."""
+        others = {member.node_id for member in self._membership.others()}
+        return self._engine.end_copies(digests, others)
+
+    def describe(self) -> dict[str, object]:
+        """For `kvfs status` and `.kvfs/nodes`."""
+        return {
+            "name": self._config.name,
+            "metadata": _without_password(self._config.metadata),
+            "is_cut_off": self._is_cut_off,
+            "nodes": [
+                {
+                    "id": member.node_id.hex(),
+                    "host": member.host,
+                    "address": member.address,
+                    "store": member.store,
+                    "is_this": member.node_id == self._membership.me.node_id,
+                }
+                for member in self._membership.present
+            ],
+        }
+
+
+def _own_address(url: str) -> str:
+    """The address of this machine on its way to the metadata server."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 6379))
+        except OSError as error:
+            raise Unavailable(f"{parts.hostname}: {error.strerror or error}") from error
+        address = probe.getsockname()[0]
+        assert isinstance(address, str)
+        return address
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host).geturl()

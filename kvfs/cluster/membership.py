@@ -1,0 +1,87 @@
+"""The other nodes, as this one knows them: who is there, and a connection to each."""
+
+import trio
+
+from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, ClusterConfig
+from kvfs.errors import Unavailable
+from kvfs.meta.members import Member, Members
+from kvfs.peers.client import PeerClient
+from kvfs.peers.keys import Keys
+
+
+class Membership:
+    """Keeps this node's lease, and who else has one. In the node's thread; what waits for the
+    network does it in others."""
+
+    def __init__(
+        self,
+        members: Members,
+        me: Member,
+        keys: Keys | None,
+        served: dict[str, str],
+        config: ClusterConfig,
+    ) -> None:
+        """`served`: the public keys of the peers that the server of this node serves, and their
+        stores; kept up to date."""
+        self._members = members
+        self._keys = keys
+        self._served = served
+        self._config = config
+        self._clients: dict[Member, PeerClient] = {}
+        self._renewal = trio.Lock()
+        self.me = me
+        self.present: tuple[Member, ...] = (me,)
+
+    async def join(self) -> None:
+        """Become a member; after the lease has ended that this node had before it died. Raises
+        `Unavailable`."""
+        end_s = trio.current_time() + 2 * CLUSTER_LEASE_S
+        while True:
+            try:
+                await self.renew()
+            except Unavailable:
+                if trio.current_time() > end_s:
+                    raise
+            else:
+                return
+            await trio.sleep(CLUSTER_RENEW_S)
+
+    async def renew(self) -> None:
+        """Say that this node is there, and know who else is. Raises `Unavailable`."""
+        async with self._renewal:
+            self._take(await trio.to_thread.run_sync(self._members.renew))
+
+    def _take(self, present: tuple[Member, ...]) -> None:
+        """Know who is there: whom to serve, whom to ask."""
+        if present == self.present:
+            return
+        self.present = present
+        others = set(self.others())
+        self._served.update({m.public_key: m.store for m in others if m.public_key})
+        for key in self._served.keys() - {m.public_key for m in others}:
+            del self._served[key]
+        for member in self._clients.keys() - others:
+            self._clients.pop(member).close()
+
+    def others(self) -> list[Member]:
+        """All but this node."""
+        return [member for member in self.present if member.node_id != self.me.node_id]
+
+    def client(self, member: Member) -> PeerClient:
+        """What asks a peer; it lives as long as the peer is a member."""
+        client = self._clients.get(member)
+        if client is None:
+            client = self._clients[member] = PeerClient(
+                member.address,
+                self._keys,
+                member.public_key or None,
+                self.me.node_id,
+                self._config.name,
+            )
+        return client
+
+    def close(self) -> None:
+        """End the connections, and the lease. Blocks. Raises `Unavailable`."""
+        for client in self._clients.values():
+            client.close()
+        self._members.leave()
