@@ -1,13 +1,12 @@
 """Bringing bytes here that only other nodes have."""
 
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
 from kvfs.cluster.fetch import fetch_blob
-from kvfs.cluster.membership import Membership
+from kvfs.cluster.location import Location
 from kvfs.config import (
     CLUSTER_FETCH_S,
     CLUSTER_FETCHES_MAX,
@@ -17,7 +16,6 @@ from kvfs.config import (
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
-from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.node import Node
 from kvfs.stage import Stage
@@ -33,13 +31,13 @@ class Fetcher:
         self,
         node: Node,
         engine: RedisEngine,
-        membership: Membership,
+        location: Location,
         ask_again: Callable[[], Awaitable[None]],
     ) -> None:
         """`ask_again`: know anew who has what, and who is there."""
         self._node = node
         self._engine = engine
-        self._membership = membership
+        self._location = location
         self._ask_again = ask_again
         self._fetching: dict[bytes, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(CLUSTER_FETCHES_MAX)
@@ -74,7 +72,7 @@ class Fetcher:
             while not await self._fetch_into(stage, digest, size_bytes):
                 # Who has joined just now may not be known yet, here or to who has the bytes.
                 await self._ask_again()
-                if not self.holders(digest) or trio.current_time() > end_s:
+                if not self._location.holders(digest) or trio.current_time() > end_s:
                     log.info("blob %s: no node gives it", digest.hex())
                     return
                 await trio.sleep(CLUSTER_RENEW_S / 2)
@@ -88,13 +86,7 @@ class Fetcher:
 
     async def _fetch_into(self, stage: Stage, digest: bytes, size_bytes: int) -> bool:
         deadline_s = CLUSTER_FETCH_S + size_bytes / _SLOW_BYTES_S
-        clients = [self._membership.client(member) for member in self.holders(digest)]
-        random.shuffle(clients)
+        clients = self._location.whom_to_ask(digest)
         return await trio.to_thread.run_sync(
             fetch_blob, clients, digest, size_bytes, stage.fd, deadline_s, limiter=self._limiter
         )
-
-    def holders(self, digest: bytes) -> list[Member]:
-        """The other nodes that have a blob, and are there."""
-        ids = set(self._engine.copies(digest))
-        return [member for member in self._membership.others() if member.node_id in ids]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import trio
 
 from kvfs.cluster.fetcher import Fetcher
+from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.source import NodeSource
 from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_RENEW_S, ClusterConfig
@@ -23,6 +24,7 @@ from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
 from kvfs.node import Change, Node
+from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
 from kvfs.peers.server import PeerServer
 
@@ -59,8 +61,16 @@ class Cluster:
             str(node.config.home),
             node.started_ns,
         )
-        self._membership = Membership(engine.members(me), me, keys, served, config)
-        self._fetcher = Fetcher(node, engine, self._membership, self._ask_again)
+        self._membership = Membership(
+            engine.members(me),
+            me,
+            served,
+            lambda member: PeerClient(
+                member.address, keys, member.public_key or None, me.node_id, config.name
+            ),
+        )
+        self._location = Location(engine, self._membership)
+        self._fetcher = Fetcher(node, engine, self._location, self._ask_again)
         self._is_cut_off = False
 
     @asynccontextmanager
@@ -163,8 +173,7 @@ class Cluster:
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say
         which. Their blobs are doomed."""
-        others = {member.node_id for member in self._membership.others()}
-        return self._engine.end_copies(digests, others)
+        return self._location.give_up(digests)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status` and `.kvfs/nodes`."""

@@ -1,12 +1,13 @@
 """The other nodes, as this one knows them: who is there, and a connection to each."""
 
+from collections.abc import Callable
+
 import trio
 
-from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, ClusterConfig
+from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S
 from kvfs.errors import Unavailable
 from kvfs.meta.members import Member, Members
 from kvfs.peers.client import PeerClient
-from kvfs.peers.keys import Keys
 
 
 class Membership:
@@ -17,16 +18,14 @@ class Membership:
         self,
         members: Members,
         me: Member,
-        keys: Keys | None,
         served: dict[str, str],
-        config: ClusterConfig,
+        connect: Callable[[Member], PeerClient],
     ) -> None:
         """`served`: the public keys of the peers that the server of this node serves, and their
-        stores; kept up to date."""
+        stores; kept up to date. `connect` makes what asks a peer."""
         self._members = members
-        self._keys = keys
         self._served = served
-        self._config = config
+        self._connect = connect
         self._clients: dict[Member, PeerClient] = {}
         self._renewal = trio.Lock()
         self.me = me
@@ -71,13 +70,7 @@ class Membership:
         """What asks a peer; it lives as long as the peer is a member."""
         client = self._clients.get(member)
         if client is None:
-            client = self._clients[member] = PeerClient(
-                member.address,
-                self._keys,
-                member.public_key or None,
-                self.me.node_id,
-                self._config.name,
-            )
+            client = self._clients[member] = self._connect(member)
         return client
 
     def close(self) -> None:
