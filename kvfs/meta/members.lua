@@ -1,35 +1,58 @@
 -- A node's lease on its place in the cluster, and who else is there. All by the server's own clock.
 --
 -- ARGV: the prefix of all keys; node id; what it says of itself, or '' to leave; for how many
--- milliseconds; the number of the last list that it saw.
--- '1' when it is new here: then it may take nobody's place that is there still.
--- Returns {number of the list, ids and words in turn}, without them when the number is the same;
--- {-1} when another one is there under this id.
-local p, node, words, lease_ms, seen = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+-- milliseconds; the number of the last list that it saw;
+-- '1' when it is new here: then it may take nobody's place that is there still;
+-- of how many nodes to remember when they came or went.
+-- Returns {number of the list, how many are there, whether all of them follow, ids and words in turn}:
+-- all for who is new or was away, else what is not as in the list that it saw, '' for who is gone;
+-- the first two only when nothing is. {-1} when another one is there under this id.
+local p, node, words, lease_ms, seen = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local kept = tonumber(ARGV[7])
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local changed = false
+local changed = {}
 local there = redis.call('HGET', p .. 'members', node)
 if ARGV[6] == '1' and there and there ~= words then
   local until_ms = redis.call('ZSCORE', p .. 'leases', node)
   if until_ms and tonumber(until_ms) > now_ms then return {-1} end
 end
 if words == '' then
-  changed = redis.call('HDEL', p .. 'members', node) == 1
+  if redis.call('HDEL', p .. 'members', node) == 1 then changed[1] = node end
   redis.call('ZREM', p .. 'leases', node)
 else
-  if redis.call('HGET', p .. 'members', node) ~= words then
+  if there ~= words then
     redis.call('HSET', p .. 'members', node, words)
-    changed = true
+    changed[1] = node
   end
   redis.call('ZADD', p .. 'leases', now_ms + lease_ms, node)
 end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now_ms)) do
   redis.call('ZREM', p .. 'leases', gone)
   redis.call('HDEL', p .. 'members', gone)
-  changed = true
+  changed[#changed + 1] = gone
 end
-local number = changed and redis.call('INCR', p .. 'member-lists')
-  or tonumber(redis.call('GET', p .. 'member-lists') or '0')
-if tostring(number) == seen then return {number} end
-return {number, redis.call('HGETALL', p .. 'members')}
+local number
+if #changed > 0 then
+  number = redis.call('INCR', p .. 'member-lists')
+  for _, id in ipairs(changed) do redis.call('ZADD', p .. 'member-changes', number, id) end
+  local extra = redis.call('ZCARD', p .. 'member-changes') - kept
+  if extra > 0 then
+    local last = redis.call('ZRANGE', p .. 'member-changes', extra - 1, extra - 1, 'WITHSCORES')
+    redis.call('SET', p .. 'member-forgotten', last[2])
+    redis.call('ZREMRANGEBYRANK', p .. 'member-changes', 0, extra - 1)
+  end
+else
+  number = tonumber(redis.call('GET', p .. 'member-lists') or '0')
+end
+local count = redis.call('HLEN', p .. 'members')
+if not there or seen < tonumber(redis.call('GET', p .. 'member-forgotten') or '0') then
+  return {number, count, 1, redis.call('HGETALL', p .. 'members')}
+end
+if number == seen then return {number, count} end
+local told = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', p .. 'member-changes', '(' .. seen, '+inf')) do
+  told[#told + 1] = id
+  told[#told + 1] = redis.call('HGET', p .. 'members', id) or ''
+end
+return {number, count, 0, told}

@@ -12,6 +12,8 @@ from kvfs.config import CLUSTER_LEASE_S
 from kvfs.errors import Unavailable
 from kvfs.meta.server import MetaServer
 
+_NONE = -1  # the number of a list that nobody has seen
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -28,11 +30,14 @@ class Member:
 class Members:
     """The list as one node knows it. Blocks for a round trip: for a thread, one at a time."""
 
-    def __init__(self, server: MetaServer, me: Member) -> None:
+    def __init__(self, server: MetaServer, me: Member, lease_s: float = CLUSTER_LEASE_S) -> None:
         self._server = server
         self._me = me
-        self._number = -1
+        self._lease_s = lease_s
+        self._is_new = True
+        self._number = _NONE  # of the list
         self._list: tuple[Member, ...] = ()
+        self._present: dict[bytes, Member] = {}
 
     def renew(self) -> tuple[Member, ...]:
         """Be a member for another while; all who are, with this node. Raises `Unavailable`, also
@@ -44,21 +49,33 @@ class Members:
         self._say(b"")
 
     def _say(self, words: bytes) -> tuple[Member, ...]:
-        number, *listed = self._server.renew_lease(
-            words, CLUSTER_LEASE_S, self._number, is_new=self._number < 0
+        number, *rest = self._server.renew_lease(
+            words, self._lease_s, self._number, is_new=self._is_new
         )
         if number < 0:
             raise Unavailable(
                 "a node with the id of this store is a member already: this is a copy of its"
                 " directory; start on a new, empty one"
             )
+        count, *listed = rest
         if listed:
-            found = iter(listed[0])
-            self._list = tuple(
-                _unpack(node_id, said) for node_id, said in zip(found, found, strict=True)
-            )
-        self._number = number
+            self._change(*listed)
+        # Where a server lost its last words, as one that took another's place may, a list may lack
+        # what no change will name again: then all of it is asked for.
+        self._number = number if len(self._present) == count else _NONE
+        self._is_new = False
         return self._list
+
+    def _change(self, is_whole: int, told: list[bytes]) -> None:
+        if is_whole:
+            self._present.clear()
+        ids = iter(told)
+        for node_id, said in zip(ids, ids, strict=True):
+            if said:
+                self._present[node_id] = _unpack(node_id, said)
+            else:
+                self._present.pop(node_id, None)
+        self._list = tuple(self._present.values())
 
 
 def _pack(member: Member) -> bytes:

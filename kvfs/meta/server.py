@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from kvfs.config import (
     CLUSTER_BACKOFF_S,
+    CLUSTER_CHANGES_KEPT,
     CLUSTER_DEADLINE_S,
     CLUSTER_FEED_ENTRIES,
     CLUSTER_LISTEN_S,
@@ -200,6 +201,7 @@ class MetaServer:
             int(lease_s * 1000),
             seen,
             int(is_new),
+            CLUSTER_CHANGES_KEPT,
         ]
         answer: list[Any] = _asking(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
         return answer
