@@ -5,7 +5,7 @@ answers from either. What differs is what a node knows of files whose bytes lie 
 blob of theirs, and no place for them in its order of use, which is its own (`stamp`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -152,6 +152,11 @@ class ClusterView(View):
     def copies(self, digest: bytes) -> list[bytes]:
         """The nodes that have the bytes of a digest."""
         return list(self.txn.shared.members(SharedTable.COPY, digest, b""))
+
+    def has_copy_among(self, digest: bytes, nodes: Container[bytes]) -> bool:
+        """Whether one of those nodes has the bytes. Sees no more of the others than it must, so
+        that nodes which come to hold them, or cease to, do not get into each other's way."""
+        return any(n in nodes for n in self.txn.shared.members(SharedTable.COPY, digest, b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +382,17 @@ def encode_news(batch: ClusterBatch) -> bytes:
     )
     assert isinstance(packed, bytes)
     return packed
+
+
+def concerns(local: View, move: Move) -> bool:
+    """Whether this node's own tables may have to say something else after a move: it has the bytes,
+    old or new, or knew the file."""
+    get, tables = local.txn.get, local.tables
+    return (
+        any(get(digest, db=tables.blob) for digest in (move.old, move.new) if digest)
+        or get(pack_native(move.ino), db=tables.stamp) is not None
+        or get(records.pack_ordered(move.ino), db=tables.loose) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from kvfs.config import (
     CLUSTER_CLAIMS_MAX,
     CLUSTER_CONFLICTS_MAX,
+    CLUSTER_LEASE_S,
     CLUSTER_NEWS_ENTRIES,
     META_BYTES_MAX,
     RECHECK_STEP,
@@ -33,6 +34,7 @@ from kvfs.meta.cluster import (
     ClusterTransaction,
     ClusterView,
     Heard,
+    concerns,
     decode_news,
     encode_news,
 )
@@ -45,6 +47,9 @@ from kvfs.meta.refill import Refill, give_back
 from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
+
+if TYPE_CHECKING:
+    import lmdb
 
 _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
@@ -86,16 +91,18 @@ class RedisEngine(LmdbEngine):
         root_gid: int = 0,
         now_ns: int | None = None,
         map_bytes: int = META_BYTES_MAX,
+        connect: Callable[[str, str, bytes], MetaServer] = MetaServer,
     ) -> Self:
         """Open this node's own tables and the cluster on the server, making what is missing.
 
-        `node_id`: 16 random bytes that stay the same for one store. Raises as `Database.open`,
+        `node_id`: 16 random bytes that stay the same for one store. `connect`: what speaks with the
+        server, as `MetaServer` does. Raises as `Database.open`,
         `InvalidInput` for a URL that is none, `Unavailable` where the server does not answer.
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         root = records.new_root(root_uid, root_gid, now_ns)
         with ExitStack() as stack:
-            server = stack.enter_context(closing(MetaServer(url, cluster, node_id)))
+            server = stack.enter_context(closing(connect(url, cluster, node_id)))
             server.begin(records.encode_inode(root), records.encode_dirent(root))
             database = Database.open(directory, root, map_bytes)
             stack.callback(database.env.close)
@@ -148,13 +155,7 @@ class RedisEngine(LmdbEngine):
     ) -> tuple[_Result, ClusterBatch]:
         """One try, with the server and with this node's own tables."""
         with self._writing() as txn:
-            batch = ClusterBatch(
-                ClusterTransaction(txn, shared, self._tables),
-                self._tables,
-                self._cache,
-                self.node_id,
-                self._number_base,
-            )
+            batch = self._batch(txn, shared)
             try:
                 result = change(batch)
             except (NamespaceError, AssertionError, struct.error):
@@ -212,28 +213,31 @@ class RedisEngine(LmdbEngine):
                 raise self._begin_again()
             self._inodes = news.inodes
             is_cut = not news.entries or news.sequence < self._sequence
+            heard: list[Heard] = []
+            last = self._sequence
             for sequence, node, raw in news.entries:
-                heard = _decode(raw) if sequence == self._sequence + 1 else None
-                if heard is None:
+                one = _decode(raw) if sequence == last + 1 else None
+                if one is None:
                     is_cut = True
                     break
                 if node != self.node_id:
-                    self._hear(heard)
-                    self._tell_later(heard)
-                self._sequence = sequence
+                    heard.append(one)
+                last = sequence
+            self._hear(heard)
+            self._tell_later(heard)
+            self._sequence = last
             if self._sequence == news.sequence:
                 return
             if is_cut:  # what was between is lost: of nothing it is known whether it changed
                 self._forget_all()
                 self.recheck()
-                self._tell_later(_ANYTHING)
+                self._tell_later([_ANYTHING])
                 self._sequence = news.sequence
 
-    def _tell_later(self, heard: Heard) -> None:
+    def _tell_later(self, heard: Sequence[Heard]) -> None:
         """Keep for `catch_up` what was heard; when nobody asks for long, that there was much."""
-        if len(self._untold) < CLUSTER_NEWS_ENTRIES:
-            self._untold.append(heard)
-        else:
+        self._untold += heard
+        if len(self._untold) > CLUSTER_NEWS_ENTRIES:
             self._untold = [_ANYTHING]
 
     def _begin_again(self) -> Unavailable:
@@ -299,33 +303,41 @@ class RedisEngine(LmdbEngine):
         with super()._reading() as local:
             yield Mirror(local.txn, self._tables)
 
-    def _hear(self, heard: Heard) -> None:
-        self._forget_records(heard.records)
-        with self._remembered() as mirror:
-            outdated = mirror.outdated(heard.records)
+    def _hear(self, heard: Sequence[Heard]) -> None:
+        """Others did this. What of it is known here is asked for once, as it is now; most of it
+        says nothing to this node, and costs no question."""
+        changed = tuple(dict.fromkeys(record for one in heard for record in one.records))
+        moves = [move for one in heard for move in one.moves]
+        self._forget_records(changed)
+        if any(one.moves_directories for one in heard):
+            self._lookups.forget_directories()
+        for move in moves:
+            self._cache.discard(move.ino)
+        with super()._reading() as local:
+            outdated = Mirror(local.txn, self._tables).outdated(changed)
+            moves = [move for move in moves if concerns(local, move)]
         if outdated:
             values = self._server.values(outdated)
             with self._writing() as txn:
                 mirror = Mirror(txn, self._tables)
                 for record, value in zip(outdated, values, strict=True):
                     mirror.put(record, value)
-        if heard.moves_directories:
-            self._lookups.forget_directories()
-        for move in heard.moves:
-            self._cache.discard(move.ino)
-        if heard.moves:
+        if moves:
             with self._writing() as txn:
-                shared = SharedTransaction(self._known)
-                batch = ClusterBatch(
-                    ClusterTransaction(txn, shared, self._tables),
-                    self._tables,
-                    self._cache,
-                    self.node_id,
-                    self._number_base,
-                )
-                for move in heard.moves:
+                batch = self._batch(txn, SharedTransaction(self._known))
+                batch.read_inodes_ahead({move.ino: None for move in moves})
+                for move in moves:
                     batch.follow(move)
                 batch.finish()
+
+    def _batch(self, txn: "lmdb.Transaction[bytes]", shared: SharedTransaction) -> ClusterBatch:
+        return ClusterBatch(
+            ClusterTransaction(txn, shared, self._tables),
+            self._tables,
+            self._cache,
+            self.node_id,
+            self._number_base,
+        )
 
     # Copies --------------------------------------------------------------------------------------
     def copies(self, digest: bytes) -> list[bytes]:
@@ -334,9 +346,9 @@ class RedisEngine(LmdbEngine):
             assert isinstance(view, ClusterView)
             return view.copies(digest)
 
-    def members(self, me: Member) -> Members:
+    def members(self, me: Member, lease_s: float = CLUSTER_LEASE_S) -> Members:
         """The list of nodes, with this one on it as it describes itself."""
-        return Members(self._server, me)
+        return Members(self._server, me, lease_s)
 
     def wait_news(self) -> bool:
         """Wait a while until there is something to `catch_up` with; for a thread of its own.
@@ -371,8 +383,7 @@ class RedisEngine(LmdbEngine):
             ended = [
                 digest
                 for digest in digests
-                if any(node in others for node in view.copies(digest))
-                and not view.is_pinned(digest)
+                if view.has_copy_among(digest, others) and not view.is_pinned(digest)
             ]
             for digest in ended:
                 view.end_copy(digest)
