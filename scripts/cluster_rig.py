@@ -4,7 +4,9 @@ namespace of its own, their files in one directory. What exercises and benchmark
 The mounts are seen from everywhere on the machine; only their sockets live in the namespaces.
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from scripts.net_rig import Host, network
 from scripts.redis_rig import RedisServer
 
 ROOT = Path(__file__).parent.parent
+_SHIFTED = ROOT / "scripts/shifted_clock.py"
 REDIS_PORT = 6379
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
@@ -35,6 +38,7 @@ class Node:
     directory: Path
     url: str
     options: Sequence[str] = ()
+    ahead_s: int = 0  # of the right time, from the next start on
     process: "subprocess.Popen[bytes] | None" = field(default=None)
 
     @property
@@ -47,11 +51,14 @@ class Node:
 
     def start(self) -> None:
         """Mount, and wait until it serves."""
-        self.mountpoint.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.mountpoint)
+        program = [os.fspath(_SHIFTED), str(self.ahead_s)] if self.ahead_s else ["-m", "kvfs"]
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *command_in(self.host), sys.executable, "-m", "kvfs", "mount",
+                    *command_in(self.host), sys.executable, *program, "mount",
                     os.fspath(self.mountpoint), "--store", os.fspath(self.store), "--join",
                     self.url, "--foreground", *self.options,
                 ],
@@ -67,6 +74,7 @@ class Node:
     def stop(self) -> None:
         """End it as an operator does."""
         if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)  # a stopped one does not end
             self.process.terminate()
             try:
                 self.process.wait(STOP_DEADLINE_S)
@@ -99,11 +107,13 @@ class Rig:
 
 
 @contextmanager
-def cluster(count: int, base: Path, *options: str) -> Iterator[Rig]:
-    """So many nodes on one server, in `base`. Needs root."""
+def cluster(count: int, base: Path, *options: str, keeps: bool = False) -> Iterator[Rig]:
+    """So many nodes on one server, in `base`, which `keeps` its names when it is killed. Needs
+    root."""
     with network(count + 1) as net:
         host = net.hosts[0]
-        server = RedisServer(base / "redis", REDIS_PORT, host.address, command_in(host))
+        prefix = command_in(host)
+        server = RedisServer(base / "redis", REDIS_PORT, host.address, prefix, keeps=keeps)
         nodes = tuple(
             Node(host, base / f"node{index}", server.url, options)
             for index, host in enumerate(net.hosts[1:])

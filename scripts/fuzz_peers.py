@@ -2,12 +2,17 @@
 """Mutated messages against the codec between nodes, and against a server that serves.
 
 usage: fuzz_peers.py [--frames 1000000] [--live 0.02] [--seed 1]
+       fuzz_peers.py --at HOST:PORT --key FILE --server-key KEY --cluster NAME --digest HEX
+                     [--seconds 10] [--seed 1]
 
 Valid messages are changed (bits, cuts, repeats, parts of others, numbers at the edges) and thrown
 at the codec, which must give a message or one `InvalidInput`; and a share of them at a live server,
 on its channel, on its bulk stream, and as bare bytes on both ports. All the while an honest client
 must be served the right bytes. Prints what happened as JSON; exit code 1 with the frame that broke
 something. The same seed throws the same frames.
+
+With `--at` all frames go to that node of a cluster, for so long, from a member that has turned bad:
+`--key` is its key file. Whoever runs the cluster looks at what others read meanwhile.
 """
 
 import argparse
@@ -28,6 +33,7 @@ import zmq  # noqa: E402  (path first)
 
 from kvfs.errors import InvalidInput, Unavailable  # noqa: E402
 from kvfs.peers.client import PeerClient  # noqa: E402
+from kvfs.peers.keys import KeyPair, load_pair  # noqa: E402
 from kvfs.peers.messages import (  # noqa: E402
     PEER_PROTOCOL,
     Bytes,
@@ -172,20 +178,36 @@ class HonestClient:
 class Thrower:
     """Throws frames at a live server: on a channel, on its bulk stream, and bare."""
 
-    def __init__(self, port: int, chance: random.Random, report: Report) -> None:
-        self._port = port
+    def __init__(
+        self,
+        address: tuple[str, int],
+        chance: random.Random,
+        report: Report,
+        *,
+        cluster: str = CLUSTER,
+        keys: tuple[KeyPair, str] | None = None,
+    ) -> None:
+        """`keys`: the own pair, and the server's public key."""
+        self._address = address
+        self._keys = keys
         self._chance = chance
         self._report = report
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._connect()
-        self._hello = encode(1, Hello(PEER_PROTOCOL, CLUSTER, b"f" * 16, b"n" * 16))
+        self._hello = encode(1, Hello(PEER_PROTOCOL, cluster, b"f" * 16, b"n" * 16))
         self.bulk_port = self._greet()
 
     def _connect(self) -> "zmq.Socket[bytes]":
         channel = self._context.socket(zmq.DEALER)
         channel.setsockopt(zmq.LINGER, 0)
         channel.setsockopt(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
-        channel.connect(f"tcp://127.0.0.1:{self._port}")
+        if self._keys is not None:
+            pair, server_key = self._keys
+            channel.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+            channel.setsockopt(zmq.CURVE_PUBLICKEY, pair.public.encode())
+            channel.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
+        host, port = self._address
+        channel.connect(f"tcp://{host}:{port}")
         return channel
 
     def _greet(self) -> int:
@@ -210,7 +232,7 @@ class Thrower:
             self._report.problems.append("the server reads no more")
             return
         if self._report.live % _BARE_EVERY == 0:
-            self._throw_bare(body, self._port)
+            self._throw_bare(body, self._address[1])
             self._throw_bare(body, self.bulk_port)
         while self._socket.poll(0):
             self._socket.recv_multipart()
@@ -219,7 +241,8 @@ class Thrower:
     def _throw_bare(self, body: bytes, port: int) -> None:
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" if self._chance.random() < 0.5 else b""
         try:
-            with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as connection:
+            place = (self._address[0], port)
+            with socket.create_connection(place, DEADLINE_S) as connection:
                 connection.sendall(greeting + body)
         except ConnectionError:  # it hung up on us, as it may
             pass
@@ -236,7 +259,7 @@ def fuzz(frames: int, live_share: float, seed: int) -> Report:
         peer = PeerProcess(Path(scratch))
         try:
             honest = HonestClient(peer.port, digest, data, report)
-            thrower = Thrower(peer.port, chance, report)
+            thrower = Thrower(("127.0.0.1", peer.port), chance, report)
             honest.read()
             try:
                 _throw_all(frames, live_share, chance, seeds, thrower, report)
@@ -274,15 +297,42 @@ def _throw_all(
             return
 
 
+def fuzz_member(options: argparse.Namespace) -> Report:
+    """Throw frames at a node of a cluster until the time is over."""
+    chance = random.Random(options.seed)
+    report = Report(options.seed)
+    host, _, port = options.at.rpartition(":")
+    keys = (load_pair(options.key), options.server_key) if options.key else None
+    thrower = Thrower((host, int(port)), chance, report, cluster=options.cluster, keys=keys)
+    seeds = seeds_of(bytes.fromhex(options.digest))
+    end_s = time.monotonic() + options.seconds
+    try:
+        while time.monotonic() < end_s and not report.problems:
+            report.frames += 1
+            thrower.throw(mutate(chance, seeds))
+    finally:
+        thrower.close()
+    return report
+
+
 def main() -> int:
     clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--at", help="a node of a cluster, host:port")
+    parser.add_argument("--key", type=Path, help="key file of a member")
+    parser.add_argument("--server-key", default="", help="public key of that node")
+    parser.add_argument("--cluster", default=CLUSTER, help="its name")
+    parser.add_argument("--digest", default="00" * 16, help="of a blob that the node has")
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--live", type=float, default=0.02, help="share thrown at a live server")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     begin_s = time.monotonic()
-    report = fuzz(options.frames, options.live, options.seed)
+    if options.at:
+        report = fuzz_member(options)
+    else:
+        report = fuzz(options.frames, options.live, options.seed)
     spent_s = round(time.monotonic() - begin_s, 1)
     print(json.dumps({**asdict(report), "seconds": spent_s}, indent=1))
     return 1 if report.problems else 0

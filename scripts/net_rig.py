@@ -53,6 +53,11 @@ class Host:
         """Put the cable in, or take it out, at the bridge's end."""
         _run("ip", "-n", self.switch, "link", "set", self.port, "up" if is_up else "down")
 
+    def set_joined(self, is_joined: bool) -> None:
+        """Let its packets through to the others, or to nobody: the link stays up."""
+        master = ("master", "bridge") if is_joined else ("nomaster",)
+        _run("ip", "-n", self.switch, "link", "set", self.port, *master)
+
     def limit(self, mbit: int | None) -> None:
         """Bound what the host sends, and what it is sent; None for no bound."""
         for namespace, device in ((self.namespace, "eth0"), (self.switch, self.port)):

@@ -24,8 +24,8 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One process. `start` may be called again after `kill`; what it held is lost then. `prefix`,
-    before a command, runs it where the server is to be."""
+    """One process. `start` may be called again after `kill`; what it held is lost then, unless it
+    `keeps` it. `prefix`, before a command, runs it where the server is to be."""
 
     def __init__(
         self,
@@ -33,12 +33,15 @@ class RedisServer:
         port: int | None = None,
         address: str = "127.0.0.1",
         prefix: Sequence[str] = (),
+        *,
+        keeps: bool = False,
     ) -> None:
         self.port = port or free_port()
         self.url = f"redis://{address}:{self.port}"
         self._directory = directory
         self._address = address
         self._prefix = prefix
+        self._keeps = keeps
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -50,8 +53,8 @@ class RedisServer:
         self._process = subprocess.Popen(
             [
                 *self._prefix, program, "--port", str(self.port), "--bind", self._address,
-                "--protected-mode", "no", "--save", "", "--appendonly", "no",
-                "--dir", os.fspath(self._directory),
+                "--protected-mode", "no", "--save", "",
+                "--appendonly", "yes" if self._keeps else "no", "--dir", os.fspath(self._directory),
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -72,6 +75,11 @@ class RedisServer:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def wipe(self) -> None:
+        """Take away what it has kept, while it does not run."""
+        assert self._process is None
+        shutil.rmtree(self._directory)
 
     def kill(self) -> None:
         """End it at once."""
