@@ -20,12 +20,14 @@ from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from gpu_bridge.workers import Workers
 from kvfs.chunk import match_header
-from kvfs.client import OpenFile
+from kvfs.client import OpenFile, RemoteFile
 from kvfs.config import BRIDGE_OPEN_BATCH
-from kvfs.errors import Corrupt
+from kvfs.errors import Corrupt, Unavailable
+from kvfs.remote import RemoteReader
 from kvfs.transfer import read_verified
 
 log = logging.getLogger(__name__)
+Found = OpenFile | RemoteFile | None
 
 
 class Failure(enum.StrEnum):
@@ -159,6 +161,7 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, _Job] = {}
         self._workers = Workers(threads, "kvfs-load")
+        self._remote = RemoteReader()
         self._reading = threading.Semaphore(max(1, threads // 2))
         self._ended = threading.Event()
 
@@ -201,6 +204,7 @@ class Loader:
         """Give up what is under way. Its outcomes are never taken."""
         for job in self._jobs.values():
             job.shut()
+        self._remote.close()
         self._workers.close()
 
     # On the threads -------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ class Loader:
             self._fail(job, first, Failure.CANCELLED)
             return
         paths = [self._shard.path(job.place, load.chunk) for load in chunks]
-        opened = self._link.ask(lambda client: client.open(paths))
+        opened = self._link.ask(lambda client: client.open_nearest(paths))
         if opened is None:
             self._fail(job, first, Failure.UNAVAILABLE)
             return
@@ -226,7 +230,7 @@ class Loader:
             if has_more and not self._workers.start(self._open, job, after):
                 self._fail(job, after, Failure.CANCELLED)
 
-    def _load(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> None:
+    def _load(self, job: _Job, load: ChunkLoad, file: Found) -> None:
         failure: Failure | None = Failure.INTERNAL
         try:
             failure = self._read_and_copy(job, load, file)
@@ -235,7 +239,7 @@ class Loader:
                 file.close()
             self._finish(job, load, failure)
 
-    def _read_and_copy(self, job: _Job, load: ChunkLoad, file: OpenFile | None) -> Failure | None:
+    def _read_and_copy(self, job: _Job, load: ChunkLoad, file: Found) -> Failure | None:
         if not job.is_wanted(load):
             return Failure.CANCELLED
         if file is None:
@@ -245,21 +249,60 @@ class Loader:
         with self._staging.slot(job.end_s - time.monotonic()) as slot:
             if slot is None:
                 return Failure.NO_SLOT
+            if not self._reading.acquire(timeout=max(0.0, job.end_s - time.monotonic())):
+                return Failure.LATE
             try:
-                return self._fill(job, load, file, slot)
+                failure = self._read(job, load, file, slot)
             except OSError as error:
                 log.warning("kvfs: cannot read chunk %s: %s", file.digest.hex(), error)
                 return Failure.IO_ERROR
+            finally:
+                self._reading.release()
+            return failure or self._copy(job, load, file, slot)
 
-    def _fill(self, job: _Job, load: ChunkLoad, file: OpenFile, slot: Slot) -> Failure | None:
+    def _read(
+        self, job: _Job, load: ChunkLoad, file: OpenFile | RemoteFile, slot: Slot
+    ) -> Failure | None:
+        """Fill a slot with a file's bytes, checked. At most half of the threads read at a time: a
+        disk that all share would be done with all at once, and idle while all copy."""
+        if isinstance(file, RemoteFile):
+            return self._read_remote(job, load, file, slot)
         try:
-            data = self._read(job, file, slot)
+            read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
         except Corrupt as error:
             log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
             self._complaints.complain(file.digest)
             return Failure.CORRUPT
-        if data is None:
-            return Failure.LATE
+        return None
+
+    def _read_remote(
+        self, job: _Job, load: ChunkLoad, file: RemoteFile, slot: Slot
+    ) -> Failure | None:
+        """As `_read`, from another node; where that fails, this one may still bring the file."""
+        now_s = time.monotonic()
+        try:
+            self._remote.read_verified(file, slot.memory, now_s + (job.end_s - now_s) / 2)
+        except (Unavailable, Corrupt) as error:
+            log.info("kvfs: a chunk comes another way: %s", error)
+        else:
+            self._counters.add("loaded_remote_bytes", file.size_bytes)
+            return None
+        path = self._shard.path(job.place, load.chunk)
+        opened = self._link.ask(lambda client: client.open([path]))
+        if opened is None:
+            return Failure.UNAVAILABLE
+        if opened[0] is None:
+            return Failure.MISSING
+        with opened[0] as local:
+            if (local.size_bytes, local.digest) != (file.size_bytes, file.digest):
+                return Failure.MISSING  # another file by now
+            return self._read(job, load, local, slot)
+
+    def _copy(
+        self, job: _Job, load: ChunkLoad, file: OpenFile | RemoteFile, slot: Slot
+    ) -> Failure | None:
+        """From a slot into blocks, if it is the right chunk."""
+        data = slot.memory[: file.size_bytes]
         wanted = self._shard.header(job.place, load.chunk, None)
         try:
             begin = match_header(data, file.size_bytes, wanted)
@@ -281,16 +324,6 @@ class Loader:
             job.leave()
         self._counters.add("loaded_bytes", file.size_bytes)
         return None
-
-    def _read(self, job: _Job, file: OpenFile, slot: Slot) -> memoryview | None:
-        """A file's bytes, checked; None when it is too late. At most half of the threads read at a
-        time: a disk that all share would be done with all at once, and idle while all copy."""
-        if not self._reading.acquire(timeout=max(0.0, job.end_s - time.monotonic())):
-            return None
-        try:
-            return read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
-        finally:
-            self._reading.release()
 
     def _fail(self, job: _Job, first: int, failure: Failure) -> None:
         for load in job.request.chunks[first:]:

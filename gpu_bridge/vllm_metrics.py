@@ -22,6 +22,7 @@ _COUNTERS = {
     "loaded_tokens": "Tokens that were loaded from files.",
     "loaded_chunks": "Chunk files read, of all ranks.",
     "loaded_bytes": "Bytes read from chunk files, of all ranks.",
+    "loaded_remote_bytes": "Of these, bytes that came straight from other nodes.",
     "saved_chunks": "Chunk files written, of all ranks.",
     "saved_bytes": "Bytes written to chunk files, of all ranks.",
     "save_seconds": "Time spent on copying and writing chunks, summed over threads.",

@@ -27,7 +27,7 @@ from kvfs.config import (
     STAGES_PER_CLIENT_MAX,
 )
 from kvfs.connection import Connection
-from kvfs.errors import KvfsError, NamespaceError, Unavailable
+from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 from kvfs.start import NodeStarter
@@ -69,6 +69,20 @@ class OpenFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A published file whose bytes another node has. The ticket opens all of them once, for a short
+    time, to `kvfs.remote.RemoteReader`."""
+
+    size_bytes: int
+    digest: bytes
+    address: str  # `host:port`
+    ticket: bytes
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +171,20 @@ class Client:
                     for item in found
                 ]
         except BaseException:
-            for file in opened:
-                if file is not None:
-                    file.close()
+            close_all(opened)
+            raise
+        return opened
+
+    def open_nearest(self, paths: Sequence[bytes]) -> list[OpenFile | RemoteFile | None]:
+        """As `open`, but what only another node has is not brought here first."""
+        opened: list[OpenFile | RemoteFile | None] = []
+        try:
+            for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
+                found, descriptors = self._call("open_nearest", batch)
+                rest = iter(descriptors)
+                opened += [_opened(item, rest) for item in found]
+        except BaseException:
+            close_all(opened)
             raise
         return opened
 
@@ -377,6 +402,25 @@ class Client:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def close_all(files: Sequence[OpenFile | RemoteFile | None]) -> None:
+    """Close those that are there."""
+    for file in files:
+        if file is not None:
+            file.close()
+
+
+def _opened(item: list[Any] | None, descriptors: Iterator[int]) -> OpenFile | RemoteFile | None:
+    """One answer to `open_nearest`."""
+    match item:
+        case None:
+            return None
+        case [int(size_bytes), bytes(digest)]:
+            return OpenFile(next(descriptors), size_bytes, digest)
+        case [int(size_bytes), bytes(digest), str(address), bytes(ticket)]:
+            return RemoteFile(size_bytes, digest, address, ticket)
+    raise InvalidInput("open_nearest", "the node's answer is none; client and node differ")
 
 
 def _advice(error: OSError) -> str:

@@ -115,6 +115,12 @@ PEER_BATCH_ITEMS_MAX = 4096  # digests or ranges in one message
 PEER_READ_BYTES_MAX = 512 * KIB  # of one answer inside the channel
 PEER_TEXT_BYTES_MAX = 1024
 
+# Between a client and the nodes that its own refers it to.
+REFERRAL_DEADLINE_S = 1.0  # for a peer to give tickets
+REMOTE_NODES_MAX = 1024  # that a client keeps streams to
+REMOTE_STREAMS_MAX = 16  # to one node
+REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 READ_AHEAD_KIB_MAX = 1024 * 1024
 

@@ -52,6 +52,14 @@ class Change:
     moves_directories: bool = False  # other paths may lead elsewhere as well
 
 
+@dataclass(frozen=True, slots=True)
+class Referral:
+    """Where a client gets a file's bytes by itself: another node's stream, and a ticket for it."""
+
+    address: str  # `host:port`
+    ticket: bytes
+
+
 class Neighbours(Protocol):
     """The other nodes of a cluster."""
 
@@ -60,6 +68,10 @@ class Neighbours(Protocol):
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, as far as any node has them."""
+
+    async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
+        """For those of these files whose bytes another node has, and this one has not: where a
+        client gets them, by digest."""
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that others have as well, and say which."""
@@ -201,6 +213,11 @@ class Node:
         """Have the bytes of these files here, where another node has them."""
         if self.neighbours is not None:
             await self.neighbours.bring(inodes)
+
+    async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
+        """Where a client gets what is not here, by digest; for one ticket each, which is used up by
+        the first read. What is not among them may still be brought."""
+        return {} if self.neighbours is None else await self.neighbours.refer(inodes)
 
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:

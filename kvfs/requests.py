@@ -3,7 +3,7 @@
 import errno
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from kvfs.config import (
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import ChunkInfo, Inode
 from kvfs.names import check_publishable
-from kvfs.node import Node
+from kvfs.node import Node, Referral
 from kvfs.stage import Content, Stage
 from kvfs.status import status_of
 from kvfs.stored import allocated_bytes
@@ -128,20 +128,43 @@ def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
 
 
 async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    paths, is_use = arguments
+    found = session.node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
+    return await _open_found(session.node, found, {}, descriptors, is_use=is_use)
+
+
+async def _open_nearest(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     node = session.node
-    opened: list[Any] = []
-    used = []
     found = node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX))
-    await node.bring(inode for inode in found if inode is not None)
+    referrals = await node.refer(inode for inode in found if inode is not None)
+    return await _open_found(node, found, referrals, descriptors, is_use=True)
+
+
+async def _open_found(
+    node: Node,
+    found: Sequence[Inode | None],
+    referrals: Mapping[bytes, Referral],
+    descriptors: list[int],
+    *,
+    is_use: bool,
+) -> list[list[Any] | None]:
+    """Size and digest of each published file, and of those that are referred to another node where
+    and by which ticket; the others come here and get a descriptor."""
+    opened: list[list[Any] | None] = []
+    used = []
+    await node.bring(i for i in found if i is not None and i.digest not in referrals)
     for inode in found:
-        fd = node.open_inode(inode) if inode is not None and inode.is_published else None
-        if inode is None or fd is None:
+        if inode is None or not inode.is_published:
             opened.append(None)
-        else:
+        elif (referral := referrals.get(inode.digest)) is not None:
+            opened.append([inode.size_bytes, inode.digest, referral.address, referral.ticket])
+        elif (fd := node.open_inode(inode)) is not None:
             descriptors.append(fd)
             used.append(inode.ino)
             opened.append([inode.size_bytes, inode.digest])
-    if arguments[1]:
+        else:
+            opened.append(None)
+    if is_use:
         node.touch(used)
     return opened
 
@@ -406,6 +429,7 @@ _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "sizes": ((list,), _sizes),
     "chunk_sizes": ((bytes, bytes, int, list), _chunk_sizes),
     "open": ((list, bool), _open),
+    "open_nearest": ((list,), _open_nearest),
     "stage": ((list,), _stage),
     "discard": ((list,), _discard),
     "publish": ((list,), _publish),

@@ -19,7 +19,7 @@ from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfS
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 
-PROTOCOL = 3
+PROTOCOL = 4
 _PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 

@@ -3,11 +3,14 @@
 
 usage: bench_cluster.py [--rounds 5] [--files 20000] [--mbit N] [--directory DIR] [--json]
 
-Two mounts in network namespaces of their own. In turns: 256 MiB in files of 16 MiB, as a client of
-one node opens and reads what only the other has; the same from one node to the other by raw TCP,
-sendfile to recv_into; the same files again, which are copies here by then. Then look-ups of 1,000
-chunk keys that the other node stored, at first and again, and of one that is missing. Prints
-medians, and the ratio of pairs to raw TCP.
+Two mounts in network namespaces of their own. In turns, 256 MiB in files of 16 MiB that only the
+other node has, in its memory:
+  raw     from one namespace to the other by TCP alone, sendfile to recv_into
+  bridge  as chunks, by the bridge's Loader into an engine's blocks, all digests checked
+  copied  as a client opens and reads them, which has its node bring copies
+  again   the same, of the copies
+Then look-ups of 1,000 chunk keys that the other node stored, at first and again, and of one that is
+missing. Prints medians, and the ratio of pairs to raw TCP.
 """
 
 import argparse
@@ -19,6 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -29,7 +34,8 @@ sys.path.insert(0, str(ROOT))
 from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
 from kvfs.config import MIB  # noqa: E402
 from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402
-from scripts.cluster_rig import Rig, cluster, command_in  # noqa: E402
+from scripts.bridge_rig import Reader, engine_of  # noqa: E402
+from scripts.cluster_rig import Node, Rig, cluster, command_in  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 
@@ -54,7 +60,7 @@ with socket.create_server((sys.argv[1], {port})) as listener:
 """.replace("{port}", str(PORT))
 RECEIVE = """
 import socket, sys, time
-buffer = memoryview(bytearray({size}))
+buffer = memoryview(bytearray(int(sys.argv[3])))
 began = time.perf_counter()
 with socket.create_connection((sys.argv[1], {port})) as connection:
     for _ in range(int(sys.argv[2])):
@@ -62,23 +68,7 @@ with socket.create_connection((sys.argv[1], {port})) as connection:
         while done < len(buffer):
             done += connection.recv_into(buffer[done:])
 print(time.perf_counter() - began)
-""".replace("{port}", str(PORT)).replace("{size}", str(FILE_BYTES))
-
-
-def store_files(client: Client, seed: int) -> list[bytes]:
-    """So many files that no node has yet."""
-    paths = []
-    for index in range(FILES):
-        [staged] = client.stage([FILE_BYTES])
-        data = os.urandom(MIB) * (FILE_BYTES // MIB)
-        data = seed.to_bytes(8, "little") + index.to_bytes(8, "little") + data[16:]
-        os.pwrite(staged.fd, data, 0)
-        os.close(staged.fd)
-        path = b"bench/%d/%d" % (seed, index)
-        digest = xxhash.xxh3_128_digest(data)
-        client.publish([StagedFile(staged.token, path, digest, FILE_BYTES)])
-        paths.append(path)
-    return paths
+""".replace("{port}", str(PORT))
 
 
 def read_files(client: Client, paths: Sequence[bytes], buffer: memoryview) -> float:
@@ -87,8 +77,8 @@ def read_files(client: Client, paths: Sequence[bytes], buffer: memoryview) -> fl
     for file in client.open(paths):
         if file is None:
             raise SystemExit("a file is missing")
-        os.preadv(file.fd, [buffer], 0)
-        if xxhash.xxh3_128_digest(buffer) != file.digest:
+        os.preadv(file.fd, [buffer[: file.size_bytes]], 0)
+        if xxhash.xxh3_128_digest(buffer[: file.size_bytes]) != file.digest:
             raise SystemExit("wrong bytes")
         file.close()
     return time.perf_counter() - began
@@ -109,7 +99,7 @@ def raw_transfer(rig: Rig, files: Sequence[Path]) -> float:
         done = subprocess.run(
             [
                 *command_in(receiver.host), sys.executable, "-c", RECEIVE, sender.host.address,
-                str(len(files)),
+                str(len(files)), str(files[0].stat().st_size),
             ],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
@@ -118,28 +108,45 @@ def raw_transfer(rig: Rig, files: Sequence[Path]) -> float:
 
 def measure_reads(rig: Rig, rounds: int) -> dict[str, list[float]]:
     sender, receiver = rig.nodes
-    spent: dict[str, list[float]] = {"remote_s": [], "raw_s": [], "again_s": []}
-    buffer = memoryview(bytearray(FILE_BYTES))
-    with Client(sender.store) as there, Client(receiver.store, deadline_s=60) as here:
+    spent: dict[str, list[float]] = {name: [] for name in ("raw", "bridge", "copied", "again")}
+    buffer = memoryview(bytearray(2 * FILE_BYTES))
+    with (
+        engine_of(sender.store, FILES, FILE_BYTES, 1) as there,
+        Client(receiver.store, deadline_s=60) as here,
+        closing(Reader(receiver.store, FILES, FILE_BYTES, command_in(receiver.host))) as reader,
+    ):
         for number in range(rounds):
-            paths = store_files(there, number)
-            blobs = [
-                sender.mountpoint.parent / "store" / "blobs" / d[:2] / d[2:4] / d
-                for d in (digest_of(there, path) for path in paths)
-            ]
-            for name in ("remote_s", "raw_s") if number % 2 else ("raw_s", "remote_s"):
-                if name == "raw_s":
-                    spent[name].append(raw_transfer(rig, blobs))
-                else:
-                    spent[name].append(read_files(here, paths, buffer))
-            spent["again_s"].append(read_files(here, paths, buffer))
+            there.change()
+            there.store()
+            paths = there.paths()
+            blobs = [blob_of(sender, here, path) for path in paths]
+            for blob in blobs:
+                blob.read_bytes()  # so that memory has them
+            ways = {
+                "raw": partial(raw_transfer, rig, blobs),
+                "bridge": partial(bridge_load, reader, there.hashes),
+            }
+            for name in sorted(ways, reverse=number % 2 == 0):
+                spent[name].append(ways[name]())
+            for name in ("copied", "again"):
+                spent[name].append(read_files(here, paths, buffer))
     return spent
 
 
-def digest_of(client: Client, path: bytes) -> str:
+def bridge_load(reader: Reader, hashes: Sequence[bytes]) -> float:
+    """Seconds until all chunks are in an engine's blocks."""
+    load = reader.load(hashes)
+    if not load.is_whole or load.remote_bytes < FILES * FILE_BYTES:
+        raise SystemExit("not all chunks came straight from the other node")
+    return load.seconds
+
+
+def blob_of(node: Node, client: Client, path: bytes) -> Path:
+    """Where a node keeps the bytes of a file."""
     inode = client.stat(path)
     assert inode is not None
-    return inode.digest.hex()
+    name = inode.digest.hex()
+    return node.store / "blobs" / name[:2] / name[2:4] / name
 
 
 def block_hash(number: int) -> bytes:
@@ -196,19 +203,14 @@ def main() -> None:
         spent = measure_reads(rig, options.rounds)
         lookups = measure_lookups(rig, options.files, options.rounds)
         drop_page_cache()
-    ratios = [raw / ours for raw, ours in zip(spent["raw_s"], spent["remote_s"], strict=True)]
     total_mib = FILES * FILE_BYTES / MIB
-    result = {
-        "mbit": options.mbit,
-        **{
-            name.replace("_s", "_mib_s"): total_mib / statistics.median(values)
-            for name, values in spent.items()
-        },
-        "remote_of_raw": statistics.median(ratios),
-        "remote_of_raw_least": min(ratios),
-        "remote_of_raw_most": max(ratios),
-        **lookups,
-    }
+    result = {"mbit": options.mbit}
+    result |= {f"{n}_mib_s": total_mib / statistics.median(v) for n, v in spent.items()}
+    for name in ("bridge", "copied"):
+        ratios = [raw / ours for raw, ours in zip(spent["raw"], spent[name], strict=True)]
+        result[f"{name}_of_raw"] = statistics.median(ratios)
+        result[f"{name}_of_raw_least"], result[f"{name}_of_raw_most"] = min(ratios), max(ratios)
+    result |= lookups
     if options.json:
         print(json.dumps(result, indent=1))
     else:

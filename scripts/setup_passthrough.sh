@@ -71,7 +71,8 @@ make_build_tools() {
 find_libfuse() {
   if pkg-config --atleast-version=$libfuse_wanted fuse3 2>/dev/null; then return; fi
   export PKG_CONFIG_PATH=$libfuse_prefix/lib/pkgconfig
-  export LDFLAGS=-Wl,-rpath,$libfuse_prefix/lib
+  # Some Pythons link with the system's directory of libraries before what pkg-config says.
+  export LDFLAGS="-L$libfuse_prefix/lib -Wl,-rpath,$libfuse_prefix/lib"
   if has_own_libfuse; then return; fi
   get_libfuse_source && build_libfuse
 }

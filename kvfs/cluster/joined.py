@@ -16,6 +16,7 @@ import trio
 from kvfs.cluster.fetcher import Fetcher
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
+from kvfs.cluster.referrals import Referrals
 from kvfs.cluster.source import NodeSource
 from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_RENEW_S, ClusterConfig
 from kvfs.errors import KvfsError, Unavailable
@@ -23,7 +24,7 @@ from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
-from kvfs.node import Change, Node
+from kvfs.node import Change, Node, Referral
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
 from kvfs.peers.server import PeerServer
@@ -71,6 +72,7 @@ class Cluster:
         )
         self._location = Location(engine, self._membership)
         self._fetcher = Fetcher(node, engine, self._location, self._ask_again)
+        self._referrals = Referrals(engine, self._location)
         self._is_cut_off = False
 
     @asynccontextmanager
@@ -169,6 +171,10 @@ class Cluster:
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, as far as any node that is there has them."""
         await self._fetcher.bring(inodes)
+
+    async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
+        """Where a client gets what is not here, by digest."""
+        return await self._referrals.refer(inodes)
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say

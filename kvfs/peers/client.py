@@ -133,6 +133,16 @@ class PeerClient:
                 filled += self._read_batch(batch, end_s)
             return filled
 
+    def tickets(
+        self, ranges: Sequence[Range], deadline_s: float
+    ) -> tuple[Address, list[bytes | None]]:
+        """Tickets for at most `PEER_BATCH_ITEMS_MAX` ranges, for another process to use in its own
+        stream to the address; None for what the peer has not."""
+        with self._call(deadline_s) as end_s:
+            tickets = self._ask(TicketsWanted(tuple(ranges)), Tickets, end_s).tickets
+            self._check_count(tickets, ranges)
+            return self._bulk_address, list(tickets)
+
     def hint(self, digests: Sequence[bytes], deadline_s: float) -> None:
         """Tell the peer what it will probably be asked for soon."""
         with self._call(deadline_s) as end_s:

@@ -1,0 +1,48 @@
+"""Sending clients to the nodes that have what they want: one copy of the bytes less, and no disk
+between."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from kvfs.cluster.location import Location
+from kvfs.config import REFERRAL_DEADLINE_S
+from kvfs.errors import Unavailable
+from kvfs.meta.contract import Inode, MetaEngine
+from kvfs.node import Referral
+from kvfs.peers.client import PeerClient
+from kvfs.peers.messages import Range
+
+
+class Referrals:
+    """Asks peers for tickets, on behalf of clients."""
+
+    def __init__(self, meta: MetaEngine, location: Location) -> None:
+        self._meta = meta
+        self._location = location
+
+    async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
+        """As `kvfs.node.Neighbours.refer`. A peer that does not answer soon is left out."""
+        wanted = {i.digest: i.size_bytes for i in inodes if i.is_published and i.size_bytes}
+        known = self._meta.blobs(list(wanted))
+        by_peer: defaultdict[PeerClient, list[Range]] = defaultdict(list)
+        for (digest, size_bytes), blob in zip(wanted.items(), known, strict=True):
+            if blob is None and (peers := self._location.whom_to_ask(digest)):
+                by_peer[peers[0]].append(Range(digest, 0, size_bytes))
+        referrals: dict[bytes, Referral] = {}
+        async with trio.open_nursery() as nursery:
+            for peer, ranges in by_peer.items():
+                nursery.start_soon(_ask, peer, ranges, referrals)
+        return referrals
+
+
+async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes, Referral]) -> None:
+    """Add a peer's tickets to the referrals."""
+    try:
+        address, tickets = await trio.to_thread.run_sync(peer.tickets, ranges, REFERRAL_DEADLINE_S)
+    except Unavailable:
+        return  # its client knows, and refuses for a while; who is left out is brought here
+    for wanted, ticket in zip(ranges, tickets, strict=True):
+        if ticket is not None:
+            referrals[wanted.digest] = Referral(str(address), ticket)

@@ -1,0 +1,106 @@
+"""Files of other nodes, straight into a client's memory: by the tickets that its own node got."""
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+
+from kvfs.client import RemoteFile
+from kvfs.config import REMOTE_NODES_MAX, REMOTE_PROGRESS_S, REMOTE_STREAMS_MAX, PeerLimits
+from kvfs.errors import Corrupt, Unavailable
+from kvfs.hashers import PieceDigest
+from kvfs.peers.address import Address, parse_address
+from kvfs.peers.backoff import Backoff
+from kvfs.peers.gone import PeerGone
+from kvfs.peers.pool import Pool
+from kvfs.peers.stream import BulkStream
+
+_LIMITS = replace(
+    PeerLimits(), streams_per_peer_max=REMOTE_STREAMS_MAX, progress_s=REMOTE_PROGRESS_S
+)
+
+
+class RemoteReader:
+    """Streams to other nodes, kept for the next file. Safe in several threads, each with a stream
+    to itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: OrderedDict[str, _Place] = OrderedDict()  # the last used at the right
+
+    def read_verified(self, file: RemoteFile, memory: memoryview, end_s: float) -> memoryview:
+        """Read a file into the start of `memory` and compare its digest, by `end_s` of the
+        monotonic clock; the part of `memory` that holds it. The ticket is used up.
+
+        Raises `Unavailable` when the node does not give it, and `Corrupt` when it gives other
+        bytes: in either case the node beside the client may still bring the file. `memory` is
+        written to until this returns or raises, not later.
+        """
+        view = memory[: file.size_bytes]
+        hashing = PieceDigest()
+        try:
+            self._place(file.address).read(file, view, end_s, hashing)
+        finally:
+            found = hashing.digest()  # not before this may the caller use the memory otherwise
+        if found != file.digest:
+            raise Corrupt(file.digest.hex(), f"{file.address} gives other bytes")
+        return view
+
+    def close(self) -> None:
+        """End the streams; reads under way fail."""
+        with self._lock:
+            for place in self._places.values():
+                place.close()
+
+    def _place(self, address: str) -> "_Place":
+        with self._lock:
+            place = self._places.get(address)
+            if place is None:
+                place = self._places[address] = _Place(parse_address(address))
+                if len(self._places) > REMOTE_NODES_MAX:
+                    self._places.popitem(last=False)[1].close()
+            self._places.move_to_end(address)
+            return place
+
+
+class _Place:
+    """One node's stream address."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._streams: Pool[BulkStream] = Pool(_LIMITS.streams_per_peer_max, f"{address}: streams")
+        self._backoff = Backoff(_LIMITS)
+
+    def read(self, file: RemoteFile, view: memoryview, end_s: float, hashing: PieceDigest) -> None:
+        wait_s = self._backoff.refusal_s(max(0.0, end_s - time.monotonic()))
+        if wait_s is not None:
+            raise Unavailable(f"{self._address}: did not answer; left alone for {wait_s:.1f} s")
+        try:
+            has_it = self._receive(file, view, end_s, hashing)
+        except PeerGone:
+            self._backoff.note_failure()
+            raise
+        except BaseException:
+            self._backoff.note_other()
+            raise
+        self._backoff.note_answer()
+        if not has_it:
+            raise Unavailable(f"{self._address}: has not {file.digest.hex()} any more")
+
+    def _receive(
+        self, file: RemoteFile, view: memoryview, end_s: float, hashing: PieceDigest
+    ) -> bool:
+        stream, _ = self._streams.take(
+            lambda: BulkStream(self._address, _LIMITS.progress_s, end_s), end_s
+        )
+        try:
+            stream.send_tickets([file.ticket], end_s)
+            has_it = stream.receive_into(view, end_s, hashing.add)
+        except BaseException:
+            self._streams.drop(stream)
+            raise
+        self._streams.put(stream)
+        return has_it
+
+    def close(self) -> None:
+        self._streams.close(abort=BulkStream.abort)

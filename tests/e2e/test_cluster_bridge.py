@@ -1,0 +1,109 @@
+"""The bridge where bytes are not: straight from a peer, or another way, or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from kvfs.client import Client
+from kvfs.config import MIB
+from scripts.bridge_rig import Engine, Reader, digest_of, engine_of
+from scripts.cluster_rig import Node, Rig, cluster, command_in
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse"),
+]
+CHUNKS = 3
+CHUNK_BYTES = 2 * MIB
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with cluster(3, tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+@pytest.fixture
+def stored(rig: Rig) -> Iterator[Engine]:
+    """An engine on the first node that has stored chunks of random content."""
+    with engine_of(rig.nodes[0].store, CHUNKS, CHUNK_BYTES, 1) as engine:
+        engine.change()
+        engine.store()
+        yield engine
+
+
+def reader_of(node: Node, *, is_inside: bool = True) -> Reader:
+    """An engine beside a node: in its network, or where no other node can be reached."""
+    prefix = command_in(node.host) if is_inside else ("unshare", "--net")
+    return Reader(node.store, CHUNKS, CHUNK_BYTES, prefix)
+
+
+def count_here(node: Node, engine: Engine) -> int:
+    """How many chunks of an engine a node has the bytes of."""
+    with Client(node.store) as client:
+        inodes = [client.stat(path) for path in engine.paths()]
+        digests = [inode.digest for inode in inodes if inode is not None]
+        return sum(blob is not None for blob in client.blobs(digests))
+
+
+def test_chunks_come_straight_from_the_node_that_has_them(rig: Rig, stored: Engine) -> None:
+    node = rig.nodes[1]
+    with closing(reader_of(node)) as reader:
+        load = reader.load(stored.hashes)
+    assert load.is_whole and load.digest == digest_of(stored, 1)
+    assert load.remote_bytes > CHUNKS * CHUNK_BYTES
+    assert count_here(node, stored) == 0
+
+
+def test_an_engine_that_reaches_no_peer_gets_them_by_its_node(rig: Rig, stored: Engine) -> None:
+    node = rig.nodes[1]
+    with closing(reader_of(node, is_inside=False)) as reader:
+        load = reader.load(stored.hashes)
+    assert load.is_whole and load.digest == digest_of(stored, 1)
+    assert load.remote_bytes == 0
+    assert count_here(node, stored) == CHUNKS
+
+
+def test_a_rotten_blob_of_a_peer_is_never_loaded(rig: Rig, stored: Engine) -> None:
+    node = rig.nodes[2]
+    with Client(node.store) as client:
+        inode = client.stat(stored.paths()[1])
+    assert inode is not None
+    name = inode.digest.hex()
+    blob = rig.nodes[0].store / "blobs" / name[:2] / name[2:4] / name
+    os.chmod(blob, 0o600)
+    with open(blob, "r+b") as file:
+        file.seek(CHUNK_BYTES // 2)
+        file.write(b"rotten")
+    with closing(reader_of(node)) as reader:
+        load = reader.load(stored.hashes)
+    assert not load.is_whole
+    assert load.digest != digest_of(stored, 1)
+
+
+def test_another_holder_is_found_when_one_has_died(rig: Rig, stored: Engine) -> None:
+    first, second, third = rig.nodes
+    with closing(reader_of(second, is_inside=False)) as reader:
+        assert reader.load(stored.hashes).is_whole  # has a copy of each by now
+    first.kill()
+    try:
+        with closing(reader_of(third)) as reader:
+            load = reader.load(stored.hashes)
+        assert load.is_whole and load.digest == digest_of(stored, 1)
+    finally:
+        first.clear()
+        first.start()
+
+
+def test_chunks_whose_only_node_has_died_are_recomputed(rig: Rig, stored: Engine) -> None:
+    first, _, third = rig.nodes
+    first.kill()
+    try:
+        with closing(reader_of(third)) as reader:
+            load = reader.load(stored.hashes)
+        assert not load.is_whole and load.remote_bytes == 0
+    finally:
+        first.clear()
+        first.start()
