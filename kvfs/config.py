@@ -41,6 +41,7 @@ CHUNK_INDEX_WAITING_MAX = 1000  # changes of which it does not know yet
 # A cluster's names, on a server.
 CLUSTER_DEADLINE_S = 0.5  # for each word of the server
 CLUSTER_BACKOFF_S = 0.5  # how long a server that did not answer is left alone
+CLUSTER_BACKOFF_S_MAX = 8.0  # each time twice as long, until a thread that waits hears it again
 CLUSTER_LISTEN_S = 1.0  # how long a node waits for news before it asks again
 CLUSTER_LEASE_S = 3.0  # how long a node that says nothing is still a member
 CLUSTER_RENEW_S = 0.5

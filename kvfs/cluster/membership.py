@@ -60,7 +60,7 @@ class Membership:
         for key in self._served.keys() - {m.public_key for m in others}:
             del self._served[key]
         for member in self._clients.keys() - others:
-            self._clients.pop(member).close()
+            self._clients.pop(member).abandon()
 
     def others(self) -> list[Member]:
         """All but this node."""

@@ -6,7 +6,6 @@ for `wait_news` and `renew_lease`.
 """
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,7 +17,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvfs.config import (
-    CLUSTER_BACKOFF_S,
     CLUSTER_CHANGES_KEPT,
     CLUSTER_DEADLINE_S,
     CLUSTER_FEED_ENTRIES,
@@ -27,6 +25,7 @@ from kvfs.config import (
 )
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.shared import Commit, Page, Record, SharedTable
+from kvfs.meta.silence import Silence
 
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
@@ -76,7 +75,7 @@ class MetaServer:
         self._node_id = node_id
         self._run = secrets.token_hex(8)
         self._serial = 0  # of the last transaction in this run
-        self._retry_at_s = 0.0
+        self._silence = Silence()
         self.epoch = b""
         try:
             self._redis = _connect(url, CLUSTER_DEADLINE_S)
@@ -190,7 +189,9 @@ class MetaServer:
         """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
         feed: dict[Any, Any] = {self._key(b"feed"): f"{after}-0"}
         wait_ms = int(CLUSTER_LISTEN_S * 1000)
-        return bool(_asking(lambda: self._listener.xread(feed, count=1, block=wait_ms)))
+        news = _asking(lambda: self._listener.xread(feed, count=1, block=wait_ms))
+        self._silence.note_answer()
+        return bool(news)
 
     def renew_lease(self, words: bytes, lease_s: float, seen: int, *, is_new: bool) -> list[Any]:
         """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
@@ -204,13 +205,14 @@ class MetaServer:
             CLUSTER_CHANGES_KEPT,
         ]
         answer: list[Any] = _asking(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
+        self._silence.note_answer()
         return answer
 
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
         """Compare and write; without `news` only compare. When the answer is lost it is asked for
         again, and nothing is done twice. Raises `Unavailable`: then it may have been done."""
-        self._check_is_asked()
+        self._silence.check()
         self._serial += 1
         commit.was_sent = news is not None
         values, pages = list(commit.values.items()), list(commit.pages.items())
@@ -237,11 +239,9 @@ class MetaServer:
             },
             use_bin_type=False,  # which the server's msgpack does not know
         )
-        ask = lambda: self._commit(keys=[self._key(b"epoch")], args=[self.prefix, packed])  # noqa: E731  # asked twice
-        try:
-            state, number, count = self._ask(ask)
-        except Unavailable:
-            state, number, count = _asking(ask)
+        state, number, count = self._ask(
+            lambda: self._commit(keys=[self._key(b"epoch")], args=[self.prefix, packed]), tries=2
+        )
         if state == b"done":
             return Done(number, count)
         if state == b"epoch":
@@ -251,26 +251,26 @@ class MetaServer:
     def _key(self, name: bytes) -> bytes:
         return self.prefix + name
 
-    def _check_is_asked(self) -> None:
-        if time.monotonic() < self._retry_at_s:
-            raise Unavailable("the metadata server does not answer")
-
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask the server. One that did not answer is left alone for a moment."""
-        self._check_is_asked()
+    def _ask(self, question: Callable[[], _Answer], tries: int = 1) -> _Answer:
+        """Ask the server. One that did not answer is left alone for a while."""
+        self._silence.check()
         try:
-            return _asking(question)
+            answer = _asking(question, tries)
         except Unavailable:
-            self._retry_at_s = time.monotonic() + CLUSTER_BACKOFF_S
+            self._silence.note_failure()
             raise
+        self._silence.note_answer()
+        return answer
 
 
-def _asking(question: Callable[[], _Answer]) -> _Answer:
+def _asking(question: Callable[[], _Answer], tries: int = 1) -> _Answer:
     try:
         return question()
     except redis.AuthenticationError as error:
         raise InvalidInput("metadata URL", f"the server refuses its password: {error}") from error
     except redis.RedisError as error:
+        if tries > 1:
+            return _asking(question, tries - 1)
         raise Unavailable(f"the metadata server does not answer: {error}") from error
 
 

@@ -155,8 +155,14 @@ class PeerClient:
             return self._ask(HealthWanted(), Health, end_s)
 
     def close(self) -> None:
-        """End the calls that wait in other threads, and every connection. The client is of no use
-        afterwards; closing twice is fine."""
+        """End the calls that wait in other threads, and every connection, and wait until those
+        threads have left. The client is of no use afterwards; closing twice is fine."""
+        self.abandon()
+        with self._left:
+            self._left.wait_for(lambda: not self._callers, self._limits.close_s)
+
+    def abandon(self) -> None:
+        """As `close`, for who may not wait: the last thread to leave gives back what is left."""
         with self._left:
             if self._closed:
                 return
@@ -166,8 +172,6 @@ class PeerClient:
             self._streams.close(abort=BulkStream.abort)
             if not self._callers:
                 self._release()
-            else:
-                self._left.wait_for(lambda: not self._callers, self._limits.close_s)
 
     # A call ---------------------------------------------------------------------------------------
     @contextmanager
