@@ -23,8 +23,8 @@ class Location:
 
     def holders(self, digest: bytes) -> list[Member]:
         """The other nodes that have a blob, and are there."""
-        ids = set(self._engine.copies(digest))
-        return [member for member in self._membership.others() if member.node_id in ids]
+        others = self._membership.others()
+        return [others[node] for node in self._engine.copies(digest) if node in others]
 
     def whom_to_ask(self, digest: bytes) -> list[PeerClient]:
         """Some of them, by chance, so that all carry their share; of what everybody has, few are
@@ -36,5 +36,4 @@ class Location:
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say
         which. Their blobs are doomed."""
-        others = {member.node_id for member in self._membership.others()}
-        return self._engine.end_copies(digests, others)
+        return self._engine.end_copies(digests, self._membership.others())

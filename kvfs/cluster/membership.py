@@ -1,6 +1,6 @@
 """The other nodes, as this one knows them: who is there, and a connection to each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -30,6 +30,7 @@ class Membership:
         self._renewal = trio.Lock()
         self.me = me
         self.present: tuple[Member, ...] = (me,)
+        self._others: dict[bytes, Member] = {}
 
     async def join(self) -> None:
         """Become a member; after the lease has ended that this node had before it died. Raises
@@ -55,16 +56,17 @@ class Membership:
         if present == self.present:
             return
         self.present = present
-        others = set(self.others())
+        self._others = {m.node_id: m for m in present if m.node_id != self.me.node_id}
+        others = set(self._others.values())
         self._served.update({m.public_key: m.store for m in others if m.public_key})
         for key in self._served.keys() - {m.public_key for m in others}:
             del self._served[key]
         for member in self._clients.keys() - others:
             self._clients.pop(member).abandon()
 
-    def others(self) -> list[Member]:
-        """All but this node."""
-        return [member for member in self.present if member.node_id != self.me.node_id]
+    def others(self) -> Mapping[bytes, Member]:
+        """All but this node, by their ids."""
+        return self._others
 
     def client(self, member: Member) -> PeerClient:
         """What asks a peer; it lives as long as the peer is a member."""

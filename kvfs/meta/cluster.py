@@ -15,6 +15,7 @@ import msgpack
 from kvfs.meta import records
 from kvfs.meta.batch import Batch, is_loose
 from kvfs.meta.contract import Blob, Candidate, Inode, Publication
+from kvfs.meta.numbers import Numbers
 from kvfs.meta.records import pack_native
 from kvfs.meta.shared import Record, SharedTable, SharedTransaction
 from kvfs.meta.view import InodeCache, Tables, View
@@ -180,11 +181,12 @@ class ClusterBatch(ClusterView, Batch):
         tables: Tables,
         cache: InodeCache,
         node_id: bytes,
-        number_base: int,
+        numbers: Numbers,
     ) -> None:
         Batch.__init__(self, txn, tables, cache)  # type: ignore[arg-type]  # as above
         self._node_id = node_id
-        self._number_base = number_base
+        self._numbers = numbers
+        self._number_written = self.totals.next_ino
         self.moves: list[Move] = []
         self.inodes_before = self.totals.inodes
 
@@ -193,7 +195,9 @@ class ClusterBatch(ClusterView, Batch):
         return self._changed[ino] if ino in self._changed else self._read(ino)
 
     def take_ino(self) -> int:
-        return self._number_base | super().take_ino()
+        number = self._numbers.take(self._number_written)
+        self.totals.next_ino = self._numbers.following
+        return number
 
     def store(self, new: Inode, old: Inode | None) -> Inode:
         stored = super().store(new, old)

@@ -36,7 +36,7 @@ from kvfs.meta.contract import ROOT_INO, Inode
 from kvfs.meta.engine import TableEngine
 from kvfs.meta.lookups import Lookups
 from kvfs.meta.records import State
-from kvfs.meta.view import STATE_TABLE, TABLES_MAX, InodeCache, Tables, View
+from kvfs.meta.view import STATE_KEY, STATE_TABLE, TABLES_MAX, InodeCache, Tables, View
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
@@ -104,6 +104,20 @@ class Database:
             env.close()
             raise
         return cls(env, tables, directory, is_new)
+
+    def skip_inos(self, count: int) -> int:
+        """Leave out so many inode numbers; the one that is next. Raises `OutOfSpace` and
+        `Unavailable`."""
+        try:
+            with self.env.begin(write=True) as txn:
+                raw = txn.get(STATE_KEY, db=self.tables.state)
+                assert raw is not None
+                state = records.decode_state(raw)
+                state.next_ino += count
+                txn.put(STATE_KEY, records.encode_state(state), db=self.tables.state)
+        except lmdb.Error as error:
+            raise _failure(error, self.directory) from error
+        return state.next_ino
 
 
 class LmdbEngine(TableEngine):

@@ -8,7 +8,6 @@ written leaves names without bytes here: as after a crash, `recover` finds the f
 """
 
 import logging
-import secrets
 import struct
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from kvfs.config import (
-    CLUSTER_CLAIMS_MAX,
     CLUSTER_CONFLICTS_MAX,
     CLUSTER_LEASE_S,
     CLUSTER_NEWS_ENTRIES,
@@ -43,8 +41,9 @@ from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
+from kvfs.meta.numbers import Numbers
 from kvfs.meta.refill import Refill, give_back
-from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
+from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import View
 
@@ -53,9 +52,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
-_NUMBERS_KEY = b"numbers"  # in the table of the state
 _ANYTHING = Heard((), (), moves_directories=True)  # any name may lead elsewhere
-_RANGES = 1 << 26  # of 2^32 inode numbers each: numbers stay below 2^58
 
 
 class _Changed(Exception):
@@ -73,8 +70,8 @@ class RedisEngine(LmdbEngine):
         self._untold: list[Heard] = []  # what `catch_up` will tell
         self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         self.node_id = node_id
-        self._number_base = _claim_numbers(server, database)
-        news = server.news(0)
+        self._numbers = Numbers.claim(server, database)
+        news = server.news(FEED_END)
         self._sequence, self._inodes = news.sequence, news.inodes
         super().__init__(database)
         self.recheck()
@@ -244,7 +241,7 @@ class RedisEngine(LmdbEngine):
         """The server has lost everything, or was made anew by another node."""
         self._server.begin(records.encode_inode(self._root), records.encode_dirent(self._root))
         self._forget_all()
-        self._sequence = self._server.news(0).sequence
+        self._sequence = self._server.news(FEED_END).sequence
         self._refill = Refill()
         return Unavailable("the metadata server was emptied; nodes tell it again what they have")
 
@@ -336,7 +333,7 @@ class RedisEngine(LmdbEngine):
             self._tables,
             self._cache,
             self.node_id,
-            self._number_base,
+            self._numbers,
         )
 
     # Copies --------------------------------------------------------------------------------------
@@ -435,22 +432,6 @@ class _OrRemembered:
             if page.table is not SharedTable.DIRENT:
                 raise
             return found
-
-
-def _claim_numbers(server: MetaServer, database: Database) -> int:
-    """The first of the inode numbers that only this database gives: a new database has new ones,
-    since it does not know which were given."""
-    table = database.tables.state
-    with database.env.begin() as txn:
-        raw = txn.get(_NUMBERS_KEY, db=table)
-    for _ in range(CLUSTER_CLAIMS_MAX):
-        chosen = int.from_bytes(raw, "little") if raw else secrets.randbelow(_RANGES - 1) + 1
-        if server.claim(b"numbers:%d" % chosen):
-            with database.env.begin(write=True) as txn:
-                txn.put(_NUMBERS_KEY, chosen.to_bytes(4, "little"), db=table)
-            return chosen << 32
-        raw = None  # after a loss of the server another node has taken it
-    raise Unavailable("the metadata server has no range of inode numbers for this node: join again")
 
 
 def _decode(raw: bytes) -> Heard | None:

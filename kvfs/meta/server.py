@@ -28,6 +28,7 @@ from kvfs.meta.shared import Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
 
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
+FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
 _Answer = TypeVar("_Answer")
 

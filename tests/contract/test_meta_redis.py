@@ -12,7 +12,7 @@ from typing import Any, Never
 import pytest
 import redis
 
-from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
@@ -55,8 +55,8 @@ class Cluster:
         self._name = secrets.token_hex(8)
         self.engines: list[RedisEngine] = []
 
-    def join(self) -> RedisEngine:
-        node_id = secrets.token_bytes(16)
+    def join(self, node_id: bytes = b"") -> RedisEngine:
+        node_id = node_id or secrets.token_bytes(16)
         directory = self._directory / node_id.hex()
         engine = RedisEngine.join(directory, self._url, self._name, node_id, now_ns=T0)
         self.engines.append(engine)
@@ -201,6 +201,46 @@ def test_what_a_lost_answer_said_is_learned(
         a.publish([publication(1, b"f")], T0)
     monkeypatch.undo()
     assert names_in(a) == [b"f"]
+    a.publish([publication(2, b"g")], T0)  # under a number of its own
+    assert a.sizes([b"f", b"g"]) == [101, 102]
+    assert [i and i.digest for i in a.resolve([b"f", b"g"])] == [digest(1), digest(2)]
+
+
+def test_a_node_that_died_before_it_knew_what_it_did_gives_no_number_twice(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = cluster.join()
+    commit = a._server.commit
+
+    def die_then(*arguments: Any) -> Never:
+        commit(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(a._server, "commit", die_then)
+    with pytest.raises(KeyboardInterrupt):
+        a.publish([publication(1, b"f")], T0)
+    a.close()
+    cluster.engines.remove(a)
+    again = cluster.join(a.node_id)
+    again.publish([publication(2, b"g")], T0)
+    assert [i and i.digest for i in again.resolve([b"f", b"g"])] == [digest(1), digest(2)]
+
+
+def test_a_node_whose_tables_take_nothing_stops_giving_numbers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.meta.numbers.CLUSTER_NUMBERS_SKIPPED", 4)
+    a = cluster.join()
+
+    def fill(batch: Any) -> Never:
+        raise OutOfSpace("no room")
+
+    monkeypatch.setattr("kvfs.meta.redis.ClusterBatch.finish", fill)
+    for n in range(3):
+        with pytest.raises(OutOfSpace):
+            a.make(ROOT_INO, b"f%d" % n, FILE, 0, 0, T0)
+    with pytest.raises(Unavailable, match="could not be written"):
+        a.make(ROOT_INO, b"g", FILE, 0, 0, T0)
 
 
 def test_a_doomed_blob_goes_though_its_bytes_get_a_name_elsewhere(cluster: Cluster) -> None:
@@ -433,7 +473,7 @@ def test_members_of_a_wiped_server_and_of_one_that_lost_its_last_words(
 
 def test_a_lease_that_is_not_renewed_ends(cluster: Cluster) -> None:
     a, b = cluster.join(), cluster.join()
-    one, two = a.members(member(a)), b.members(member(b), lease_s=0.05)
+    one, two = a.members(member(a)), b.members(member(b), lease_s=2.0)
     two.renew()
     assert ids_of(one.renew()) == {a.node_id, b.node_id}
     wait_until(lambda: ids_of(one.renew()) == {a.node_id})

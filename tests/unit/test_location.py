@@ -1,6 +1,7 @@
 """Which nodes are asked for a file."""
 
 import random
+from collections.abc import Collection
 from typing import cast
 
 from kvfs.cluster.location import Location
@@ -18,8 +19,8 @@ class FakeEngine:
     def copies(self, digest: bytes) -> list[bytes]:
         return self._held_by
 
-    def end_copies(self, digests: list[bytes], others: set[bytes]) -> list[bytes]:
-        self.others = others
+    def end_copies(self, digests: list[bytes], others: Collection[bytes]) -> list[bytes]:
+        self.others = set(others)
         return digests
 
 
@@ -32,8 +33,8 @@ class FakeMembership:
         ]
         self.connected: set[Member] = set()
 
-    def others(self) -> list[Member]:
-        return self.members[1:]
+    def others(self) -> dict[bytes, Member]:
+        return {member.node_id: member for member in self.members[1:]}
 
     def client(self, member: Member) -> Member:
         self.connected.add(member)
