@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from kvfs.client import Client
-from kvfs.cluster import KEY_NAME
+from kvfs.cluster.joined import KEY_NAME
 from kvfs.peers.keys import load_pair
 from scripts.cluster_rig import ROOT, Node, Rig, command_in
 
