@@ -58,6 +58,7 @@ CLUSTER_GROUPS_CACHED_MAX = 65_536
 CLUSTER_CONFLICTS_MAX = 64  # tries of one change, while others change the same names
 RECHECK_STEP = 16  # files of this node compared in one go: a round trip each
 REFILL_STEP = 100  # names given back in one go
+CLUSTER_SERVERS_MAX = 16  # metadata servers, or Sentinels, that a node asks for the one to use
 CLUSTER_CLAIMS_MAX = 16  # ranges of inode numbers that a node asks for
 CLUSTER_NUMBERS_SKIPPED = 65_536  # of 2^32 in a range, at each start after the first
 CLUSTER_FEED_ENTRIES = 65_536  # a node that was away for longer forgets all that it knew

@@ -24,6 +24,7 @@ from kvfs.config import (
     parse_size,
 )
 from kvfs.errors import InvalidInput
+from kvfs.meta.url import parse_url
 
 STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
@@ -296,8 +297,7 @@ def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterCo
     if not url:
         raise InvalidInput(key, "is missing; write where the names are: redis://host:6379")
     cluster = replace(cluster or ClusterConfig(url), metadata=url)
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise InvalidInput(key, f"{url!r:.80} is no such URL; write redis://host:6379")
+    parse_url(url, key)
     if _CLUSTER_NAME.fullmatch(cluster.name) is None:
         raise InvalidInput(
             "cluster.name",

@@ -9,7 +9,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import trio
 
@@ -24,6 +23,7 @@ from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
+from kvfs.meta.url import parse_url, without_password
 from kvfs.node import Change, Node, Referral
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
@@ -185,7 +185,7 @@ class Cluster:
         """For `kvfs status` and `.kvfs/nodes`."""
         return {
             "name": self._config.name,
-            "metadata": _without_password(self._config.metadata),
+            "metadata": without_password(self._config.metadata),
             "is_cut_off": self._is_cut_off,
             "nodes": [
                 {
@@ -202,18 +202,17 @@ class Cluster:
 
 def _own_address(url: str) -> str:
     """The address of this machine on its way to the metadata server."""
-    parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((parts.hostname or "127.0.0.1", parts.port or 6379))
-        except OSError as error:
-            raise Unavailable(f"{parts.hostname}: {error.strerror or error}") from error
-        address = probe.getsockname()[0]
-        assert isinstance(address, str)
-        return address
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host).geturl()
+    error: OSError | None = None
+    for place in parse_url(url).hosts or (("127.0.0.1", 6379),):
+        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(place)
+            except OSError as failed:
+                error = failed
+                continue
+            address = probe.getsockname()[0]
+            assert isinstance(address, str)
+            return f"[{address}]" if ":" in address else address
+    assert error is not None
+    raise Unavailable(f"{without_password(url)}: {error.strerror or error}") from error

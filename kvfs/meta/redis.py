@@ -24,7 +24,7 @@ from kvfs.config import (
     META_BYTES_MAX,
     RECHECK_STEP,
 )
-from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta import content, records
 from kvfs.meta.batch import Batch
 from kvfs.meta.cluster import (
@@ -42,6 +42,7 @@ from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
 from kvfs.meta.numbers import Numbers
+from kvfs.meta.primary import Refused
 from kvfs.meta.refill import Refill, give_back
 from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
@@ -93,14 +94,17 @@ class RedisEngine(LmdbEngine):
         """Open this node's own tables and the cluster on the server, making what is missing.
 
         `node_id`: 16 random bytes that stay the same for one store. `connect`: what speaks with the
-        server, as `MetaServer` does. Raises as `Database.open`,
-        `InvalidInput` for a URL that is none, `Unavailable` where the server does not answer.
+        server, as `MetaServer` does. Raises as `Database.open`, `InvalidInput` for a URL that is
+        none or whose user is refused, `Unavailable` where the server does not answer.
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         root = records.new_root(root_uid, root_gid, now_ns)
         with ExitStack() as stack:
             server = stack.enter_context(closing(connect(url, cluster, node_id)))
-            server.begin(records.encode_inode(root), records.encode_dirent(root))
+            try:
+                server.begin(records.encode_inode(root), records.encode_dirent(root))
+            except Refused as error:
+                raise InvalidInput("metadata URL", str(error)) from error
             database = Database.open(directory, root, map_bytes)
             stack.callback(database.env.close)
             engine = cls(database, server, node_id, root)

@@ -5,6 +5,7 @@ a script may touch any of them. `commit.lua` writes names, nothing else does. No
 for `wait_news` and `renew_lease`.
 """
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from typing import Any, TypeVar
 
 import msgpack
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from kvfs.config import (
     CLUSTER_CHANGES_KEPT,
@@ -23,13 +22,22 @@ from kvfs.config import (
     CLUSTER_LISTEN_S,
     CLUSTER_NEWS_ENTRIES,
 )
-from kvfs.errors import InvalidInput, Unavailable
+from kvfs.errors import Unavailable
+from kvfs.meta.primary import Link, Primary
 from kvfs.meta.shared import Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
+from kvfs.meta.url import Form
 
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
 FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
+_SCRIPTS = ("begin", "commit", "news", "dirents", "members")
+_ROOT_GROUP = bytes(8)
+_BEGIN_KEYS = (
+    b"i" + (1).to_bytes(8, "little"), b"d" + _ROOT_GROUP, b"e" + _ROOT_GROUP,
+    b"inodes", b"seq", b"feed", b"last",
+)  # fmt: skip
+_FEED_KEYS = (b"inodes", b"seq", b"feed")
 _Answer = TypeVar("_Answer")
 
 
@@ -78,32 +86,26 @@ class MetaServer:
         self._serial = 0  # of the last transaction in this run
         self._silence = Silence()
         self.epoch = b""
-        try:
-            self._redis = _connect(url, CLUSTER_DEADLINE_S)
-            self._listener = _connect(url, CLUSTER_LISTEN_S + CLUSTER_DEADLINE_S)
-            self._redis.connection_pool.make_connection()  # which sees options that are none
-        except (ValueError, TypeError) as error:
-            raise InvalidInput("metadata URL", f"{error}; write redis://host:6379") from error
-        self._commit = self._redis.register_script(_read_script("commit.lua"))
-        self._news = self._redis.register_script(_read_script("news.lua"))
-        self._begin = self._redis.register_script(_read_script("begin.lua"))
-        self._dirents = self._redis.register_script(_read_script("dirents.lua"))
-        self._lease = self._listener.register_script(_read_script("members.lua"))
+        primary = Primary(url, self._key(b"epoch"))
+        self._link = Link(primary, CLUSTER_DEADLINE_S)
+        self._listener = Link(primary, CLUSTER_LISTEN_S + CLUSTER_DEADLINE_S)
+        self._names_all_keys = primary.url.form is Form.CLUSTER
+        self._scripts = {name: _Script.read(name) for name in _SCRIPTS}
 
     def close(self) -> None:
-        self._redis.close()
+        self._link.close()
         self._listener.close()
 
     def begin(self, root_inode: bytes, root_dirent: bytes) -> None:
         """Find the cluster on the server, or make it with an empty root."""
-        args: list[Any] = [self.prefix, secrets.token_hex(16), root_inode, root_dirent]
-        self.epoch = self._ask(lambda: self._begin(keys=[self._key(b"epoch")], args=args))
+        args = [self.prefix, secrets.token_hex(16), root_inode, root_dirent]
+        self.epoch = self._run_script("begin", args, _BEGIN_KEYS)
 
     def claim(self, name: bytes) -> bool:
         """Take something that only one node may have, for good; whether it is this node's."""
         key = self._key(b"claim:" + name)
-        self._ask(lambda: self._redis.set(key, self._node_id, nx=True))
-        return self._ask(lambda: self._redis.get(key)) == self._node_id
+        self._ask(lambda client: client.set(key, self._node_id, nx=True))
+        return self._ask(lambda client: client.get(key)) == self._node_id
 
     # Reading -------------------------------------------------------------------------------------
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
@@ -140,8 +142,8 @@ class MetaServer:
         asked = msgpack.packb(
             [part for key in keys for part in (key[:8], key[8:])], use_bin_type=False
         )
-        args: list[Any] = [self.prefix, self.epoch, asked]
-        found = self._ask(lambda: self._dirents(keys=[self._key(b"epoch")], args=args))
+        names = [SharedTable.DIRENT.value.encode() + group for group in {key[:8] for key in keys}]
+        found = self._run_script("dirents", [self.prefix, self.epoch, asked], names)
         if found is None:
             raise Emptied("the metadata server was emptied just now")
         return [found[at : at + 16] for at in range(0, len(found), 16)]
@@ -159,8 +161,8 @@ class MetaServer:
         """Answers to several questions, in one round trip. `Unavailable` also from a server that
         has lost everything: nothing is there, which says nothing."""
 
-        def question() -> list[Any]:
-            with self._redis.pipeline(transaction=False) as pipe:
+        def question(client: "redis.Redis") -> list[Any]:
+            with client.pipeline(transaction=False) as pipe:
                 pipe.get(self._key(b"epoch"))
                 ask(pipe)
                 return pipe.execute()
@@ -172,10 +174,8 @@ class MetaServer:
 
     def news(self, after: int) -> News:
         """What happened since an entry of the feed."""
-        epoch, inodes, sequence, entries = self._ask(
-            lambda: self._news(
-                keys=[self._key(b"epoch")], args=[self.prefix, after, CLUSTER_NEWS_ENTRIES]
-            )
+        epoch, inodes, sequence, entries = self._run_script(
+            "news", [self.prefix, after, CLUSTER_NEWS_ENTRIES], _FEED_KEYS
         )
         return News(
             bytes(epoch),
@@ -190,13 +190,13 @@ class MetaServer:
         """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
         feed: dict[Any, Any] = {self._key(b"feed"): f"{after}-0"}
         wait_ms = int(CLUSTER_LISTEN_S * 1000)
-        news = _asking(lambda: self._listener.xread(feed, count=1, block=wait_ms))
+        news = self._listener.ask(lambda client: client.xread(feed, count=1, block=wait_ms))
         self._silence.note_answer()
         return bool(news)
 
     def renew_lease(self, words: bytes, lease_s: float, seen: int, *, is_new: bool) -> list[Any]:
         """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
-        args: list[Any] = [
+        args = [
             self.prefix,
             self._node_id,
             words,
@@ -205,7 +205,7 @@ class MetaServer:
             int(is_new),
             CLUSTER_CHANGES_KEPT,
         ]
-        answer: list[Any] = _asking(lambda: self._lease(keys=[self._key(b"epoch")], args=args))
+        answer: list[Any] = self._listener.ask(self._script_question("members", args))
         self._silence.note_answer()
         return answer
 
@@ -240,9 +240,8 @@ class MetaServer:
             },
             use_bin_type=False,  # which the server's msgpack does not know
         )
-        state, number, count = self._ask(
-            lambda: self._commit(keys=[self._key(b"epoch")], args=[self.prefix, packed]), tries=2
-        )
+        question = self._script_question("commit", [self.prefix, packed], _keys_of(commit))
+        state, number, count = self._ask(question, tries=2)
         if state == b"done":
             return Done(number, count)
         if state == b"epoch":
@@ -252,11 +251,30 @@ class MetaServer:
     def _key(self, name: bytes) -> bytes:
         return self.prefix + name
 
-    def _ask(self, question: Callable[[], _Answer], tries: int = 1) -> _Answer:
+    def _run_script(self, name: str, args: Sequence[Any], keys: Sequence[bytes] = ()) -> Any:
+        return self._ask(self._script_question(name, args, keys))
+
+    def _script_question(
+        self, name: str, args: Sequence[Any], keys: Sequence[bytes] = ()
+    ) -> "Callable[[redis.Redis], Any]":
+        """`keys`: all that the script touches, besides the epoch. A server of a cluster refuses one
+        whose keys are just being moved away, before it has done anything, if it is told of them."""
+        told = [b"epoch", *keys] if self._names_all_keys else [b"epoch"]
+        script, words = self._scripts[name], (len(told), *map(self._key, told), *args)
+
+        def question(client: "redis.Redis") -> Any:
+            try:
+                return client.evalsha(script.sha, *words)
+            except redis.exceptions.NoScriptError:
+                return client.eval(script.text, *words)
+
+        return question
+
+    def _ask(self, question: "Callable[[redis.Redis], _Answer]", tries: int = 1) -> _Answer:
         """Ask the server. One that did not answer is left alone for a while."""
         self._silence.check()
         try:
-            answer = _asking(question, tries)
+            answer = self._link.ask(question, tries)
         except Unavailable:
             self._silence.note_failure()
             raise
@@ -264,30 +282,28 @@ class MetaServer:
         return answer
 
 
-def _asking(question: Callable[[], _Answer], tries: int = 1) -> _Answer:
-    try:
-        return question()
-    except redis.AuthenticationError as error:
-        raise InvalidInput("metadata URL", f"the server refuses its password: {error}") from error
-    except redis.RedisError as error:
-        if tries > 1:
-            return _asking(question, tries - 1)
-        raise Unavailable(f"the metadata server does not answer: {error}") from error
+@dataclass(frozen=True, slots=True)
+class _Script:
+    text: str
+    sha: str  # by which the server knows it again
+
+    @classmethod
+    def read(cls, name: str) -> "_Script":
+        text = files("kvfs.meta").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+        return cls(text, hashlib.sha1(text.encode()).hexdigest())
 
 
-def _raw(answer: bytes | str) -> bytes:
-    assert isinstance(answer, bytes)  # as long as nobody asks to decode answers
-    return answer
-
-
-def _connect(url: str, timeout_s: float | None) -> "redis.Redis":
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=CLUSTER_DEADLINE_S,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
+def _keys_of(commit: Commit) -> list[bytes]:
+    """All keys that `commit.lua` touches."""
+    keys = {b"last", b"seq", b"inodes", b"feed"}
+    for record in (*commit.values, *commit.writes):
+        group = record.split()[0] if record.is_grouped else record.key
+        keys.add(record.table.value.encode() + group)
+        if record.table in _HAS_VALUES:
+            keys.add(_HAS_VALUES[record.table].encode() + group)
+    for page in commit.pages:
+        keys.add(_HAS_VALUES.get(page.table, page.table.value).encode() + page.group)
+    return sorted(keys)
 
 
 def _place(record: Record) -> tuple[str, bytes, bytes | bool]:
@@ -302,7 +318,3 @@ def _write(record: Record, value: bytes | None) -> list[object]:
     if value is not None and record.is_grouped and not order:
         stored = True
     return [*_place(record), stored, order]
-
-
-def _read_script(name: str) -> str:
-    return files("kvfs.meta").joinpath(name).read_text(encoding="utf-8")

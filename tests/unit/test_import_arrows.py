@@ -24,6 +24,7 @@ PURE = {
     "kvfs.stage",
     "kvfs.meta.contract",
     "kvfs.meta.records",
+    "kvfs.meta.url",
     "kvfs.meta.chunk_index",
     "kvfs.peers.address",
     "kvfs.peers.fields",
