@@ -39,7 +39,8 @@ class Reply:
 
 
 class EngineProcess:
-    """See `tests/e2e/programs/vllm_engine.py`. `store` None: without any connector."""
+    """See `tests/e2e/programs/vllm_engine.py`. `store` None: without any connector. `prefix` runs
+    commands where the engine is to be."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class EngineProcess:
         settings: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.log = log
         arguments: dict[str, Any] = {
@@ -72,7 +74,7 @@ class EngineProcess:
         read_end, write_end = os.pipe()
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [python, PROGRAM, str(write_end), json.dumps(arguments)],
+                [*prefix, python, PROGRAM, str(write_end), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
