@@ -186,6 +186,7 @@ class ClusterBatch(ClusterView, Batch):
         Batch.__init__(self, txn, tables, cache)  # type: ignore[arg-type]  # as above
         self._node_id = node_id
         self._numbers = numbers
+        self.made: set[int] = set()  # numbers of new files
         self._number_written = self.totals.next_ino
         self.moves: list[Move] = []
         self.inodes_before = self.totals.inodes
@@ -197,6 +198,7 @@ class ClusterBatch(ClusterView, Batch):
     def take_ino(self) -> int:
         number = self._numbers.take(self._number_written)
         self.totals.next_ino = self._numbers.following
+        self.made.add(number)
         return number
 
     def store(self, new: Inode, old: Inode | None) -> Inode:
@@ -368,18 +370,22 @@ class ClusterBatch(ClusterView, Batch):
             self.recount(old)
 
 
-def _side(inode: Inode | None) -> tuple[bytes, bool, bool]:
-    """Digest, whether it has a name, whether it is pinned."""
-    if inode is None:
-        return b"", False, False
-    return inode.digest, inode.nlink > 0, inode.pinned
+_BY_LETTER = {table.value: table for table in SharedTable}
+_BY_INO = (SharedTable.INODE, SharedTable.CHUNK)
 
 
 def encode_news(batch: ClusterBatch) -> bytes:
-    """What other nodes must hear of a transaction."""
+    """What other nodes must hear of a transaction: which records they may have kept. Of files that
+    it made they have nothing under their numbers, not even that it is missing."""
+    new = set(map(pack_native, batch.made)), set(map(records.pack_ordered, batch.made))
     packed = msgpack.packb(
         [
-            [[record.table.value, record.key] for record in batch.txn.shared.commit.writes],
+            [
+                [record.table.value, record.key]
+                for record in batch.txn.shared.commit.writes
+                if not (record.table in _BY_INO and record.key in new[0])
+                and not (record.table is SharedTable.NAME and record.key[:8] in new[1])
+            ],
             [[m.ino, m.old, m.new, m.is_named, m.is_pinned, m.used_ns] for m in batch.moves],
             batch.moves_directories,
         ]
@@ -412,7 +418,7 @@ def decode_news(raw: bytes) -> Heard:
     """What `encode_news` said."""
     written, moves, moves_directories = msgpack.unpackb(raw)
     return Heard(
-        tuple(Record(SharedTable(letter), key) for letter, key in written),
+        tuple(Record(_BY_LETTER[letter], key) for letter, key in written),
         tuple(Move(*fields) for fields in moves),
         moves_directories,
     )

@@ -48,6 +48,6 @@ for _, w in ipairs(t.writes) do
 end
 if t.inodes ~= 0 then call('INCRBY', p .. 'inodes', t.inodes) end
 seq = call('INCR', p .. 'seq')
-call('XADD', p .. 'feed', 'MAXLEN', '~', t.kept, seq .. '-0', 'n', t.node, 'c', t.news)
+call('XADD', p .. 'feed', 'MAXLEN', '~', t.kept, seq .. '-0', '', t.node .. t.news)
 call('HSET', p .. 'last', t.node, t.serial .. ':' .. seq)
 return {'done', seq, inodes()}

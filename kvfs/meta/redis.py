@@ -442,7 +442,7 @@ def _decode(raw: bytes) -> Heard | None:
     """An entry of the feed; None for one that another version wrote, as if it had been lost."""
     try:
         return decode_news(raw)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, LookupError):
         log.warning("another version of kvfs wrote to this cluster; what it says is read anew")
         return None
 
