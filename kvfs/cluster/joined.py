@@ -128,12 +128,16 @@ class Cluster:
             self.refresh()  # also without news: the server may have lost everything
 
     async def _refill_always(self) -> None:
-        """Fill a server that has lost its names again, and compare what this node has with what
-        all share after it was away; in small steps."""
+        """Fill a server that has lost its names again, compare what this node has with what all
+        share after it was away, and learn what it needs for that; in small steps."""
         while True:
             await trio.sleep(CLUSTER_RENEW_S)
             try:
-                while self._engine.refill_more(self._node.now_ns()) or self._engine.recheck_more():
+                while (
+                    self._engine.refill_more(self._node.now_ns())
+                    or self._engine.recheck_more()
+                    or self._engine.remember_more()
+                ):
                     await trio.sleep(0)
                 self._node.reap()
             except KvfsError as error:

@@ -189,6 +189,7 @@ class ClusterBatch(ClusterView, Batch):
         self.made: set[int] = set()  # numbers of new files
         self._number_written = self.totals.next_ino
         self.moves: list[Move] = []
+        self.arrived: list[int] = []  # files whose bytes have come here
         self.inodes_before = self.totals.inodes
 
     def find(self, ino: int) -> Inode | None:
@@ -314,6 +315,7 @@ class ClusterBatch(ClusterView, Batch):
         blob = self.blob(digest)
         assert blob is not None
         holders = self.holders(digest)
+        self.arrived += holders
         self._put_blob(replace(blob, references=len(holders)))
         for ino in holders:
             self._rank_anew(self.inode(ino))

@@ -28,6 +28,7 @@ class Mirror:
             SharedTable.INODE: tables.inode,
             SharedTable.CHUNK: tables.chunk,
             SharedTable.DIRENT: tables.dirent,
+            SharedTable.NAME: tables.name,
         }
 
     def value(self, record: Record) -> bytes | None:
@@ -56,8 +57,18 @@ class Mirror:
             found.append((name, records.dirent_ino(raw)))
         return found
 
-    def _keys(self, start: bytes) -> Iterator[bytes]:
-        with self._txn.cursor(self._tables[SharedTable.DIRENT]) as cursor:
+    def names_of(self, ino: int) -> list[tuple[int, bytes]]:
+        """All (parent, name) of an inode that are known."""
+        prefix = pack_ordered(ino)
+        found = []
+        for key in self._keys(prefix, SharedTable.NAME):
+            if not key.startswith(prefix):
+                break
+            found.append(records.split_name_key(key))
+        return found
+
+    def _keys(self, start: bytes, table: SharedTable = SharedTable.DIRENT) -> Iterator[bytes]:
+        with self._txn.cursor(self._tables[table]) as cursor:
             found = cursor.set_range(start)
             while found:
                 yield cursor.key()
@@ -82,12 +93,30 @@ class Mirror:
         """Those of the records that others changed of which what is known here matters."""
         return [record for record in changed if self._matters(record)]
 
+    def renamed(self, changed: Iterable[Record]) -> list[Record]:
+        """Those of the names that others gave or took away that are of inodes known here."""
+        return [
+            record
+            for record in changed
+            if record.table is SharedTable.NAME
+            and self.value(inode_record(_inode_of(record))) is not None
+        ]
+
     def _matters(self, record: Record) -> bool:
+        if record.table is SharedTable.NAME:
+            return False  # see `renamed`
         known = self.value(record)
+        if record.table is SharedTable.CHUNK:
+            return self.value(Record(SharedTable.INODE, record.key)) is not None
         if known is None or record.table is not SharedTable.INODE:
             return known is not None
         ino = int.from_bytes(record.key, "little")
         return not stat.S_ISDIR(records.decode_inode(ino, known).mode)
+
+
+def _inode_of(name: Record) -> int:
+    """Whose name it is."""
+    return int.from_bytes(name.split()[0], "big")
 
 
 def inode_record(ino: int) -> Record:

@@ -43,10 +43,11 @@ from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.primary import Refused
-from kvfs.meta.refill import Refill, give_back
+from kvfs.meta.refill import Refill, give_back, note_epoch, read_epoch
 from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
-from kvfs.meta.view import View
+from kvfs.meta.view import InodeCache, View
+from kvfs.meta.ways import Ways, find_ways
 
 if TYPE_CHECKING:
     import lmdb
@@ -68,6 +69,7 @@ class RedisEngine(LmdbEngine):
         self._root = root
         self._known = Known(server)
         self._refill: Refill | None = None
+        self._ways = Ways()
         self._untold: list[Heard] = []  # what `catch_up` will tell
         self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         self.node_id = node_id
@@ -75,6 +77,7 @@ class RedisEngine(LmdbEngine):
         news = server.news(FEED_END)
         self._sequence, self._inodes = news.sequence, news.inodes
         super().__init__(database)
+        self._begin_refill()
         self.recheck()
 
     @classmethod
@@ -147,6 +150,12 @@ class RedisEngine(LmdbEngine):
                 self.recheck()
             raise
         batch.committed()
+        self._ways.note(batch.arrived)
+        self._ways.note(
+            int.from_bytes(record.key, "little")
+            for record, value in shared.commit.writes.items()
+            if record.table is SharedTable.INODE and value is not None
+        )
         self._known.learn(shared.commit)
         self._lookups.note(batch)
         return result
@@ -249,6 +258,16 @@ class RedisEngine(LmdbEngine):
         self._refill = Refill()
         return Unavailable("the metadata server was emptied; nodes tell it again what they have")
 
+    def _begin_refill(self) -> None:
+        """Tell the server of a new epoch all names again: it was emptied while this node was away.
+        Before anything is compared with it, which would find no names for what lies here."""
+        with self._writing() as txn:
+            told = read_epoch(txn, self._tables)
+            if told is None:  # a new database, with nothing to tell
+                note_epoch(txn, self._tables, self._server.epoch)
+            elif told != self._server.epoch:
+                self._refill = Refill()
+
     def refill_more(self, now_ns: int) -> bool:
         """Give a server that lost everything some more names of files whose bytes are here; False
         once it has all, or never lost any. What has got another meanwhile keeps that."""
@@ -259,9 +278,34 @@ class RedisEngine(LmdbEngine):
         if names:
             self._write(lambda batch: give_back(_of_cluster(batch), names, now_ns))
             return True
+        with self._writing() as txn:
+            note_epoch(txn, self._tables, self._server.epoch)
         self._refill = None
         self.recheck()
         return False
+
+    def remember_more(self) -> bool:
+        """Learn what leads to some more of the files whose bytes are here, for a server that will
+        have lost it; False once all is known. Raises `Unavailable`."""
+        with super()._reading() as local:
+            inos = self._ways.take(local, Mirror(local.txn, self._tables))
+            shared = SharedTransaction(self._known)
+            txn = ClusterTransaction(local.txn, shared, self._tables)
+            try:
+                names = find_ways(ClusterView(txn, self._tables, InodeCache()), inos)  # type: ignore[arg-type]  # see there
+            except Unavailable:
+                self._ways.note(inos)
+                raise
+        if not inos:
+            return False
+        with self._writing() as own:
+            mirror = Mirror(own, self._tables)
+            for record, value in shared.commit.values.items():
+                if value is not None:
+                    mirror.put(record, value)
+            for record in names:
+                mirror.put(record, b"")
+        return True
 
     def forget_remembered(self) -> None:
         """The server answers again: what was only remembered is no longer good enough."""
@@ -288,6 +332,7 @@ class RedisEngine(LmdbEngine):
             of_cluster.read_inodes_ahead(inos)
             for ino in inos:
                 of_cluster.recheck_stamp(ino)
+            self._ways.note(inos)
             for key in keys:
                 if len(key) == DIGEST_BYTES:
                     of_cluster.recheck_copy(key)
@@ -315,14 +360,18 @@ class RedisEngine(LmdbEngine):
         for move in moves:
             self._cache.discard(move.ino)
         with super()._reading() as local:
-            outdated = Mirror(local.txn, self._tables).outdated(changed)
+            mirror = Mirror(local.txn, self._tables)
+            outdated, renamed = mirror.outdated(changed), mirror.renamed(changed)
             moves = [move for move in moves if concerns(local, move)]
-        if outdated:
+        if outdated or renamed:
             values = self._server.values(outdated)
             with self._writing() as txn:
                 mirror = Mirror(txn, self._tables)
                 for record, value in zip(outdated, values, strict=True):
                     mirror.put(record, value)
+                for record in renamed:
+                    mirror.put(record, None)
+            self._ways.note(int.from_bytes(record.split()[0], "big") for record in renamed)
         if moves:
             with self._writing() as txn:
                 batch = self._batch(txn, SharedTransaction(self._known))

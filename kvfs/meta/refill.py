@@ -8,12 +8,30 @@ and the bytes that it stood for go as if it had been replaced.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvfs.config import REFILL_STEP
 from kvfs.meta import records, tree
 from kvfs.meta.cluster import ClusterBatch
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Inode
 from kvfs.meta.mirror import Mirror, chunk_record, inode_record
+from kvfs.meta.view import Tables
+
+if TYPE_CHECKING:
+    import lmdb
+
+
+_EPOCH_KEY = b"epoch"  # in the table of the state
+
+
+def read_epoch(txn: "lmdb.Transaction[bytes]", tables: Tables) -> bytes | None:
+    """The epoch of the server that was told last all that this node has; None: none ever was."""
+    return txn.get(_EPOCH_KEY, db=tables.state)
+
+
+def note_epoch(txn: "lmdb.Transaction[bytes]", tables: Tables, epoch: bytes) -> None:
+    """The server of this epoch has been told all; also a node that starts again must know."""
+    txn.put(_EPOCH_KEY, epoch, db=tables.state)
 
 
 @dataclass(frozen=True, slots=True)

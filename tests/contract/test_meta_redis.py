@@ -478,3 +478,77 @@ def test_a_lease_that_is_not_renewed_ends(cluster: Cluster) -> None:
     assert ids_of(one.renew()) == {a.node_id, b.node_id}
     wait_until(lambda: ids_of(one.renew()) == {a.node_id})
     assert ids_of(two.renew()) == {a.node_id, b.node_id}
+
+
+def wipe(server: RedisServer, *engines: RedisEngine) -> None:
+    """Have a server lose everything, and those engines tell it what they know."""
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    for engine in engines:
+        with pytest.raises(Unavailable, match="was emptied"):
+            engine.catch_up()
+    for engine in engines:
+        while engine.refill_more(T0):
+            pass
+
+
+def remember(engine: RedisEngine) -> None:
+    engine.catch_up()
+    while engine.recheck_more() or engine.remember_more():
+        pass
+
+
+def test_who_has_a_copy_knows_all_that_leads_to_it(cluster: Cluster, server: RedisServer) -> None:
+    """Directories, name and chunk record were made by a node that is not there any more."""
+    a, b = cluster.join(), cluster.join()
+    a.publish([publication(1, b"kv/m/00/1.safetensors", chunk=chunk(b"k", b"j", 256))], T0)
+    a.catch_up()
+    before = tree_of(a)
+    b.catch_up()
+    assert b.add_copy(publication(1))
+    remember(b)
+    assert not b.remember_more()
+    wipe(server, b)
+    assert tree_of(b) == before
+    namespace = b.resolve([b"kv/m"])[0]
+    assert namespace is not None
+    assert [e.info.key for e in b.children(namespace.ino, b"j", 0, 9)] == [b"k"]
+
+
+def test_a_file_that_others_moved_is_given_back_where_it_is(
+    cluster: Cluster, server: RedisServer
+) -> None:
+    a, b = cluster.join(), cluster.join()
+    b.publish([publication(1, b"d/f"), publication(2, b"d/g")], T0)
+    remember(b)
+    a.catch_up()
+    directory = a.resolve([b"d"])[0]
+    assert directory is not None
+    new = a.make_directories(b"new/deep", 0o755, 0, 0, T0)
+    a.rename(directory.ino, b"f", new.ino, b"f", T0)
+    a.rename(ROOT_INO, b"d", new.ino, b"moved", T0)
+    remember(b)
+    wipe(server, b)
+    assert sorted(tree_of(b)) == [
+        b"new", b"new/deep", b"new/deep/f", b"new/deep/moved", b"new/deep/moved/g"
+    ]  # fmt: skip
+
+
+def test_a_node_that_was_away_when_the_server_was_emptied_fills_it(
+    cluster: Cluster, server: RedisServer
+) -> None:
+    node_id = secrets.token_bytes(16)
+    a = cluster.join(node_id)
+    a.publish([publication(1, b"d/f")], T0)
+    before = tree_of(a)
+    for _ in range(2):
+        a.close()
+        cluster.engines.remove(a)
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+        a = cluster.join(node_id)
+        assert tree_of(a) == []
+        while a.refill_more(T0) or a.recheck_more() or a.remember_more():
+            pass
+        assert tree_of(a) == before
+        assert (a.doomed(9), a.copies(digest(1))) == ([], [node_id])
