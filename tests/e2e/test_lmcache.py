@@ -1,6 +1,7 @@
 """Real LMCache on a real mount: its server with real vLLM, and its backends by themselves."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.cluster_rig import cluster
 from scripts.engine_rig import (
     ONE_THREAD,
     SMALL_CPU_OPTIONS,
@@ -17,7 +19,6 @@ from scripts.engine_rig import (
     free_port,
     prompt_tokens,
 )
-from tests.mounts import MountProcess
 from tests.processes import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -40,11 +41,11 @@ def printed_commands(mountpoint: Path, model: Path, adapter: str, port: int) -> 
 
 
 def ask_fresh_servers(
-    mount: MountProcess, model: Path, adapter: str, binaries: Path, logs: Path
+    mountpoint: Path, model: Path, adapter: str, binaries: Path, logs: Path
 ) -> Answer:
     """Start an LMCache server and vLLM as printed, ask once, wait for the files, stop both."""
     lmcache_port, http_port, vllm_port = free_port(), free_port(), free_port()
-    server, engine = printed_commands(mount.mountpoint, model, adapter, lmcache_port)
+    server, engine = printed_commands(mountpoint, model, adapter, lmcache_port)
     server += ["--http-port", str(http_port), "--prometheus-port", str(free_port())]
     engine += ["--port", str(vllm_port), *SMALL_CPU_OPTIONS]
     with (
@@ -61,7 +62,7 @@ def ask_fresh_servers(
         lmcache.wait_healthy("/healthcheck")
         vllm.wait_healthy()
         answer = ask(vllm, PROMPT, tokens=16, model=str(model))
-        folder = mount.mountpoint / "lmcache"
+        folder = mountpoint / "lmcache"
         wait_until(lambda: len(list(folder.glob("*.data"))) == CHUNKS, 60)
     return answer
 
@@ -71,15 +72,34 @@ def ask_fresh_servers(
 def test_a_restarted_server_and_engine_hit_what_lies_in_the_mount(
     start_mount, demo_model: Path, lmcache_python: Path, tmp_path: Path, adapter: str
 ) -> None:
-    mount = start_mount()
+    mountpoint = start_mount().mountpoint
     binaries = lmcache_python.parent
-    cold = ask_fresh_servers(mount, demo_model, adapter, binaries, tmp_path)
-    hit = ask_fresh_servers(mount, demo_model, adapter, binaries, tmp_path)
+    cold = ask_fresh_servers(mountpoint, demo_model, adapter, binaries, tmp_path)
+    hit = ask_fresh_servers(mountpoint, demo_model, adapter, binaries, tmp_path)
+    check_hit(cold, hit)
+    assert not [p.name for p in (mountpoint / "lmcache").iterdir() if p.suffix != ".data"]
+
+
+def check_hit(cold: Answer, hit: Answer) -> None:
+    """The second answer is the first one's, of chunks that the first one's engine computed."""
     assert cold.cached_tokens == 0
     assert hit.cached_tokens == HIT_TOKENS
     assert len(hit.tokens) == 16
     assert hit.tokens == cold.tokens
-    assert not [p.name for p in (mount.mountpoint / "lmcache").iterdir() if p.suffix != ".data"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_server_on_another_node_hits_what_lies_in_the_namespace(
+    demo_model: Path, lmcache_python: Path, tmp_path: Path
+) -> None:
+    binaries = lmcache_python.parent
+    with cluster(2, tmp_path) as rig:
+        cold, hit = (
+            ask_fresh_servers(node.mountpoint, demo_model, "fs_native", binaries, tmp_path)
+            for node in rig.nodes
+        )
+    check_hit(cold, hit)
 
 
 @pytest.mark.timeout(300)
