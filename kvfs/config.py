@@ -50,6 +50,7 @@ CLUSTER_HOLDERS_ASKED_MAX = 8  # nodes, of those that have a file, that are aske
 CLUSTER_FETCHES_MAX = 8  # files that a node fetches at the same time
 FETCH_PIECE_BYTES = 4 * MIB
 FETCH_PIECES_MAX = 4  # asked for at the same time
+CLUSTER_SILENCE_S = 1.0  # a node that gives nothing for so long is left, while another has the file
 CLUSTER_HOLDER_WAIT_S = 2.0  # for a node that has a file to give it, when none does at once
 CLUSTER_FETCH_S = 30.0  # for one file of usual size, and more for a large one
 CLUSTER_PAGE_MEMBERS = 1000  # names read in one go

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from kvfs.config import FETCH_PIECE_BYTES, FETCH_PIECES_MAX
+from kvfs.config import CLUSTER_SILENCE_S, FETCH_PIECE_BYTES, FETCH_PIECES_MAX
 from kvfs.errors import Unavailable
 from kvfs.peers.client import PeerClient
 
@@ -27,15 +27,18 @@ def fetch_blob(
     end_s = time.monotonic() + deadline_s
     with mmap.mmap(fd, size_bytes) as mapped, memoryview(mapped) as view:
         for holder in holders:
+            silence_s = None if holder is holders[-1] else CLUSTER_SILENCE_S
             try:
-                if _read(holder, digest, view, end_s):
+                if _read(holder, digest, view, end_s, silence_s):
                     return True
             except Unavailable:
                 continue  # its client knows, and refuses for a while
     return False
 
 
-def _read(holder: PeerClient, digest: bytes, view: memoryview, end_s: float) -> bool:
+def _read(
+    holder: PeerClient, digest: bytes, view: memoryview, end_s: float, silence_s: float | None
+) -> bool:
     """Whether a holder gave all of the bytes, and they are right."""
     hasher = xxhash.xxh3_128()
     step = FETCH_PIECE_BYTES * FETCH_PIECES_MAX
@@ -45,7 +48,7 @@ def _read(holder: PeerClient, digest: bytes, view: memoryview, end_s: float) -> 
             (digest, start + at, part[at : at + FETCH_PIECE_BYTES])
             for at in range(0, len(part), FETCH_PIECE_BYTES)
         ]
-        if not all(holder.read_many(pieces, max(0.0, end_s - time.monotonic()))):
+        if not all(holder.read_many(pieces, max(0.0, end_s - time.monotonic()), silence_s)):
             return False
         hasher.update(part)
     return hasher.digest() == digest

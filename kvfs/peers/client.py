@@ -116,21 +116,33 @@ class PeerClient:
                 sizes += reply.sizes
         return sizes
 
-    def read_into(self, digest: bytes, offset: int, buffer: memoryview, deadline_s: float) -> bool:
+    def read_into(
+        self,
+        digest: bytes,
+        offset: int,
+        buffer: memoryview,
+        deadline_s: float,
+        silence_s: float | None = None,
+    ) -> bool:
         """Fill a buffer from a place in a blob; False when the peer has it not, or not so long."""
-        return self.read_many([(digest, offset, buffer)], deadline_s)[0]
+        return self.read_many([(digest, offset, buffer)], deadline_s, silence_s)[0]
 
-    def read_many(self, wants: Sequence[Want], deadline_s: float) -> list[bool]:
-        """Fill many buffers in one go; which of them were."""
+    def read_many(
+        self, wants: Sequence[Want], deadline_s: float, silence_s: float | None = None
+    ) -> list[bool]:
+        """Fill many buffers in one go; which of them were. `silence_s`: after how long without a
+        byte the peer counts as stalled, for who has others to ask; `progress_s` is the longest."""
         targets = [_target(*want) for want in wants]
         if not targets:
             return []
+        progress_s = self._limits.progress_s
+        silence_s = progress_s if silence_s is None else min(progress_s, silence_s)
         with self._call(deadline_s) as end_s:
             if self._encrypts_bulk:
-                return self._read_inside(targets, end_s)
+                return self._read_inside(targets, end_s, silence_s)
             filled: list[bool] = []
             for batch in _ticket_batches(targets):
-                filled += self._read_batch(batch, end_s)
+                filled += self._read_batch(batch, end_s, silence_s)
             return filled
 
     def tickets(
@@ -229,10 +241,14 @@ class PeerClient:
         self._bulk_address = bulk_address
         return channel
 
-    def _on_channel(self, use: Callable[[Channel], _Result], end_s: float) -> _Result:
+    def _on_channel(
+        self, use: Callable[[Channel], _Result], end_s: float, silence_s: float
+    ) -> _Result:
         """Use a channel. One that was kept may have been ended meanwhile: then a new one serves."""
         while True:
-            channel, was_kept = self._channels.take(lambda: self._connect(end_s), end_s)
+            channel, was_kept = self._channels.take(
+                lambda: self._connect(_soon(end_s, silence_s)), end_s
+            )
             try:
                 result = use(channel)
             except (PeerGone, SessionEnded) as error:
@@ -247,8 +263,13 @@ class PeerClient:
             self._channels.put(channel)
             return result
 
-    def _ask(self, request: Request, kind: type[_Reply], end_s: float) -> _Reply:
-        reply: Reply = self._on_channel(lambda channel: channel.ask(request, end_s), end_s)
+    def _ask(
+        self, request: Request, kind: type[_Reply], end_s: float, silence_s: float | None = None
+    ) -> _Reply:
+        patience_s = self._limits.progress_s if silence_s is None else silence_s
+        reply: Reply = self._on_channel(
+            lambda channel: channel.ask(request, _soon(end_s, patience_s)), end_s, patience_s
+        )
         if not isinstance(reply, kind):
             raise PeerGone(f"{self._address}: answers with a {type(reply).__name__}")
         return reply
@@ -258,19 +279,20 @@ class PeerClient:
             raise PeerGone(f"{self._address}: {len(answers)} answers to {len(asked)} questions")
 
     # Bytes through the stream ---------------------------------------------------------------------
-    def _read_batch(self, targets: Sequence[_Target], end_s: float) -> list[bool]:
+    def _read_batch(self, targets: Sequence[_Target], end_s: float, silence_s: float) -> list[bool]:
         """Fill buffers through one stream. One that was kept may have been ended meanwhile, and
         tickets have expired: then all is asked for again, once."""
         is_last = False
         while True:
             ranges = tuple(target.range for target in targets)
-            tickets = self._ask(TicketsWanted(ranges), Tickets, end_s).tickets
+            tickets = self._ask(TicketsWanted(ranges), Tickets, end_s, silence_s).tickets
             self._check_count(tickets, targets)
             if not any(tickets):
                 return [False] * len(targets)
             stream, was_kept = self._streams.take(
-                lambda: BulkStream(self._bulk_address, self._limits.progress_s, end_s), end_s
+                lambda: BulkStream(self._bulk_address, silence_s, end_s), end_s
             )
+            stream.progress_s = silence_s
             try:
                 filled = _receive(stream, targets, tickets, end_s)
             except PeerGone as error:
@@ -288,10 +310,16 @@ class PeerClient:
             return filled
 
     # Bytes through the channel --------------------------------------------------------------------
-    def _read_inside(self, targets: Sequence[_Target], end_s: float) -> list[bool]:
-        return self._on_channel(lambda channel: self._read_on(channel, targets, end_s), end_s)
+    def _read_inside(
+        self, targets: Sequence[_Target], end_s: float, silence_s: float
+    ) -> list[bool]:
+        return self._on_channel(
+            lambda channel: self._read_on(channel, targets, end_s, silence_s), end_s, silence_s
+        )
 
-    def _read_on(self, channel: Channel, targets: Sequence[_Target], end_s: float) -> list[bool]:
+    def _read_on(
+        self, channel: Channel, targets: Sequence[_Target], end_s: float, silence_s: float
+    ) -> list[bool]:
         """Keep a window of reads under way; their answers come in any order."""
         filled = [True] * len(targets)
         pieces = _pieces(targets)
@@ -307,12 +335,17 @@ class PeerClient:
                     waiting[channel.send(read)] = (index, memory)
             if not waiting:
                 return filled
-            number, reply = channel.receive(end_s, place)
+            number, reply = channel.receive(_soon(end_s, silence_s), place)
             if number not in waiting or not isinstance(reply, Bytes):
                 raise PeerGone(f"{self._address}: its reply does not fit a request")
             index, _ = waiting.pop(number)
             if reply.length is None:
                 filled[index] = False
+
+
+def _soon(end_s: float, silence_s: float) -> float:
+    """When who says nothing from now on counts as stalled."""
+    return min(end_s, time.monotonic() + silence_s)
 
 
 def _receive(

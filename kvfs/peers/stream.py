@@ -43,9 +43,10 @@ class BulkStream:
     """A client's stream to one peer. One user at a time; who fails on it must close it."""
 
     def __init__(self, address: Address, progress_s: float, end_s: float) -> None:
-        """Connect. Raises `PeerGone` when the peer doesn't answer within the deadlines."""
+        """Connect. `progress_s`: how long to wait without a byte; each user may set its own. Raises
+        `PeerGone` when the peer doesn't answer within the deadlines."""
         self._address = address
-        self._progress_s = progress_s
+        self.progress_s = progress_s
         self._aborted = False
         try:
             timeout_s = max(_TIMEOUT_S_MIN, min(progress_s, end_s - time.monotonic()))
@@ -78,7 +79,7 @@ class BulkStream:
 
     def send_tickets(self, tickets: Sequence[bytes], end_s: float) -> None:
         """Ask for ranges, to be received in the same order."""
-        timeout_s = min(self._progress_s, end_s - time.monotonic())
+        timeout_s = min(self.progress_s, end_s - time.monotonic())
         set_timeout(self._socket, socket.SO_SNDTIMEO, timeout_s)
         try:
             self._socket.sendall(b"".join(tickets))
@@ -121,7 +122,7 @@ class BulkStream:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise Unavailable(f"{self._address}: not all bytes arrived before the deadline")
-            set_timeout(self._socket, socket.SO_RCVTIMEO, min(self._progress_s, left_s))
+            set_timeout(self._socket, socket.SO_RCVTIMEO, min(self.progress_s, left_s))
             try:
                 count = self._socket.recv_into(buffer[done:], 0, socket.MSG_WAITALL)
             except BlockingIOError:

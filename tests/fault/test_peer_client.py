@@ -134,6 +134,25 @@ def test_a_frozen_peer_costs_one_error_in_time_and_is_back_when_it_thaws(
         wait_until(lambda: _serves(client, digest))
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_who_has_others_to_ask_leaves_a_frozen_peer_sooner(
+    tmp_path: Path, encrypted: bool, frozen_at_the_end: list[PeerProcess]
+) -> None:
+    server_keys, client_keys = make_keys(tmp_path)
+    (tmp_path / "known").write_text(f"{client_keys.pair.public} client\n")
+    digest = DirectorySource(tmp_path).add(bytes(1000))
+    words = ["--pair", str(tmp_path / "server.pair"), "--known", str(tmp_path / "known")]
+    peer = PeerProcess(tmp_path, words)
+    frozen_at_the_end.append(peer)
+    limits = replace(QUICK, progress_s=60)
+    key = server_keys.pair.public
+    with asking(peer.port, client_keys, key, encrypt_bulk=encrypted, limits=limits) as client:
+        assert read_whole(client, digest, 1000) == bytes(1000)
+        peer.freeze()
+        buffer = memoryview(bytearray(1000))
+        assert _refused_s(lambda: client.read_into(digest, 0, buffer, 60, silence_s=0.3)) < 5
+
+
 def _serves(client: PeerClient, digest: bytes) -> bool:
     try:
         return read_whole(client, digest, 1000) == bytes(1000)
