@@ -123,6 +123,7 @@ def check_directory(path: Path) -> None:
 _OWN_FILES = (
     STORE_MARK, PART_MARK, CONFIG_NAME, LOG_NAME, f"{LOG_NAME}.1",
     "meta/running", "meta/directories.json", "meta/data.mdb", "meta/lock.mdb",
+    "meta/cluster",
 )  # fmt: skip
 _KINDS = {
     stat.S_IFDIR: "a directory",

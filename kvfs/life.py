@@ -2,8 +2,9 @@
 
 `running` is what `kvfs mount` and `kvfs serve` have in common. A store whose machine went down
 while a node ran has metadata that no one vouches for (LMDB does not sync each transaction): it is
-set aside, like a damaged one, and the names of chunk files are rebuilt from their headers. A killed
-process costs nothing.
+set aside, like a damaged one, and the names of chunk files are rebuilt from their headers. In a
+cluster the names are elsewhere, and `kvfs.cluster.search` finds what lies here. A killed process
+costs nothing.
 """
 
 import errno
@@ -15,8 +16,8 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
-import xxhash
 
+from kvfs.belonging import Belonging, settle_alone, settle_in_cluster
 from kvfs.blobs import BlobDirectory
 from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
@@ -45,18 +46,27 @@ async def running(config: Config) -> AsyncIterator[Node]:
         meta = config.home / "meta"
         with _needs_room(config.home):
             directories, absent = _open_directories(config, stack)
+            if config.cluster is None:
+                settle_alone(config.home)
             distrust = _find_distrust(meta)
             if distrust is not None:
                 _set_metadata_aside(meta)
-            else:
+            belonging = None
+            if config.cluster is not None:
+                belonging = settle_in_cluster(config.home, config.cluster)
+            if distrust is None or belonging is not None:  # which remembers what is to be found
                 _mark_running(meta)
-        engine = _open_engine(config, meta, directories[0])
+        engine = _open_engine(config, meta, belonging)
         stack.callback(engine.close)
         node = Node(config, directories, engine)
         node.absent = absent
         recover(node)
-        if distrust is not None or (engine.is_new and _has_blobs(directories)):
-            reason = distrust or "there are blobs without metadata"
+        reason = distrust
+        if engine.is_new and _has_blobs(directories):
+            reason = reason or "there are blobs without metadata"
+        if belonging is not None and distrust is not None:
+            log.warning("%s: finding out what lies here", distrust)
+        elif belonging is None and reason is not None:
             log.warning("%s: rebuilding names from chunk files", reason)
             log.info("rebuilt %d names; %s", await rebuild(node), await collect_garbage(node))
             _mark_running(meta)  # not before: a rebuild that is cut short begins again
@@ -64,7 +74,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
-            async with _with_neighbours(node, engine):
+            async with _with_neighbours(node, engine, belonging):
                 await nursery.start(serve_clients, node)
                 log.info("serving %s", config.home)
                 yield node
@@ -88,36 +98,42 @@ def _needs_room(home: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_engine(config: Config, meta: Path, first: BlobDirectory | None) -> LmdbEngine:
+def _open_engine(config: Config, meta: Path, belonging: Belonging | None) -> LmdbEngine:
     """The metadata of a node for itself, or of one of many."""
     uid, gid = os.geteuid(), os.getegid()
-    if config.cluster is None:
+    if belonging is None:
         return LmdbEngine.open(meta, root_uid=uid, root_gid=gid)
     from kvfs.meta.redis import RedisEngine  # only nodes of a cluster need its client
 
-    assert first is not None
+    assert config.cluster is not None
     return RedisEngine.join(
         meta,
         config.cluster.metadata,
         config.cluster.name,
-        xxhash.xxh3_128_digest(first.store_id.encode()),
+        belonging.node_id,
         root_uid=uid,
         root_gid=gid,
     )
 
 
 @asynccontextmanager
-async def _with_neighbours(node: Node, engine: LmdbEngine) -> AsyncIterator[None]:
+async def _with_neighbours(
+    node: Node, engine: LmdbEngine, belonging: Belonging | None
+) -> AsyncIterator[None]:
     """Be a member of the cluster for the length of a `with` block, where there is one."""
-    if node.config.cluster is None:
+    if belonging is None:
         yield
         return
     from kvfs.cluster.joined import Cluster
+    from kvfs.cluster.search import Search
     from kvfs.meta.redis import RedisEngine
 
-    assert isinstance(engine, RedisEngine)
-    async with Cluster(node, engine, node.config.cluster).running():
+    assert isinstance(engine, RedisEngine) and node.config.cluster is not None
+    engine.absent = {i for i, directory in enumerate(node.directories) if directory is None}
+    async with Cluster(node, engine, node.config.cluster).running(), trio.open_nursery() as nursery:
+        await nursery.start(Search(node, engine, belonging).run)
         yield
+        nursery.cancel_scope.cancel()
 
 
 def recover(node: Node) -> None:

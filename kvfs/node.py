@@ -351,7 +351,10 @@ class Node:
 
     def _lose(self, digest: bytes) -> None:
         self._checks.forget(digest)
-        lost = self.meta.lose(digest, self.now_ns())
+        self.drop_lost(self.meta.lose(digest, self.now_ns()))
+
+    def drop_lost(self, lost: Sequence[tuple[int, bytes, Inode]]) -> None:
+        """These names have gone, since nobody has the bytes."""
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)
         self._orphans.drop([inode.ino for _, _, inode in lost])

@@ -99,18 +99,18 @@ class Publisher:
         return [result.inode for result in published]
 
     def publish_found(self, publication: Publication) -> bool:
-        """Give a blob that no metadata knows, but lies where the publication says, its name; False
-        when the name exists, or the blob has become known or gone meanwhile. Raises
-        `NamespaceError`."""
+        """Give a blob that lies where the publication says a name that was lost; False when the
+        name exists, or the blob has gone meanwhile. Raises `NamespaceError`."""
         digest = publication.digest
         found = Blob(digest, publication.size_bytes, 0, publication.directory)
         if (
             self._meta.resolve([publication.path])[0] is not None
-            or self._meta.blobs([digest])[0] is not None
+            or digest in self._open_blobs
             or not self._is_present(found)
         ):
             return False
-        self._checks.forget(digest)
+        if self._meta.blobs([digest])[0] is None:
+            self._checks.forget(digest)
         (published,) = self._meta.publish([publication], self._next_stamp(1))
         self._tell(published)
         return True

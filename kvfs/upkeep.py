@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -37,24 +37,29 @@ async def collect_garbage(node: Node) -> Collected:
     """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's.
     Of names in staging that no node gave it takes those that are as old, but no directory with
     content, and tells the others."""
+    async with node.upkeep_lock:
+        return await collect_garbage_locked(node)
+
+
+async def collect_garbage_locked(node: Node) -> Collected:
+    """As `collect_garbage`, for who holds `Node.upkeep_lock`."""
     staging = orphans = orphan_bytes = foreign = 0
     left: list[str] = []
-    async with node.upkeep_lock:
-        for index, directory in enumerate(node.directories):
-            if directory is None:
-                continue
-            staging += await trio.to_thread.run_sync(directory.purge_staging)
-            purged = await trio.to_thread.run_sync(directory.purge_foreign)
-            foreign += purged.removed
-            left += purged.left
-            batches = directory.scan()
-            while batch := await trio.to_thread.run_sync(_next_batch, batches):
-                for digest, size_bytes in _unknown(node, index, batch):
-                    # Once more: it may have been published while others were removed.
-                    is_orphan = _unknown(node, index, [(digest, size_bytes)])
-                    if is_orphan and await _remove(directory, digest):
-                        orphans += 1
-                        orphan_bytes += size_bytes
+    for index, directory in enumerate(node.directories):
+        if directory is None:
+            continue
+        staging += await trio.to_thread.run_sync(directory.purge_staging)
+        purged = await trio.to_thread.run_sync(directory.purge_foreign)
+        foreign += purged.removed
+        left += purged.left
+        batches = directory.scan()
+        while batch := await trio.to_thread.run_sync(next_batch, batches):
+            for digest, size_bytes in unknown_blobs(node, index, batch):
+                # Once more: it may have been published while others were removed.
+                is_orphan = unknown_blobs(node, index, [(digest, size_bytes)])
+                if is_orphan and await _remove(directory, digest):
+                    orphans += 1
+                    orphan_bytes += size_bytes
     return Collected(staging, orphans, orphan_bytes, foreign, tuple(left[:_LEFT_SHOWN]), len(left))
 
 
@@ -70,7 +75,9 @@ async def _remove(directory: BlobDirectory, digest: bytes) -> bool:
     return path is not None
 
 
-def _unknown(node: Node, index: int, blobs: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+def unknown_blobs(
+    node: Node, index: int, blobs: Sequence[tuple[bytes, int]]
+) -> list[tuple[bytes, int]]:
     """Those blobs of a directory that no metadata knows to lie there."""
     known = node.meta.blobs([digest for digest, _ in blobs])
     return [
@@ -92,21 +99,33 @@ async def rebuild(node: Node) -> int:
             if directory is None:
                 continue
             batches = directory.scan()
-            while batch := await trio.to_thread.run_sync(_next_batch, batches):
-                known = node.meta.blobs([digest for digest, _ in batch])
-                lost = [item for item, blob in zip(batch, known, strict=True) if blob is None]
-                found = await trio.to_thread.run_sync(_read_publications, directory, index, lost)
-                for count, publication in enumerate(found, 1):
-                    try:
-                        rebuilt += node.publisher.publish_found(publication)
-                    except NamespaceError as error:
-                        log.warning("%s: %s", os.fsdecode(publication.path), error)
-                    if count % _STEP == 0:
-                        await trio.lowlevel.checkpoint()
+            while batch := await trio.to_thread.run_sync(next_batch, batches):
+                rebuilt += await name_chunks(node, index, batch)
     return rebuilt
 
 
-def _next_batch(batches: Iterator[list[tuple[bytes, int]]]) -> list[tuple[bytes, int]]:
+async def name_chunks(node: Node, index: int, blobs: Sequence[tuple[bytes, int]]) -> int:
+    """As `rebuild`, of some blobs of a directory, for who holds `Node.upkeep_lock`."""
+    directory = node.directories[index]
+    assert directory is not None
+    known = node.meta.blobs([digest for digest, _ in blobs])
+    lost = [item for item, blob in zip(blobs, known, strict=True) if blob is None]
+    found = await trio.to_thread.run_sync(_read_publications, directory, index, lost)
+    named = 0
+    for count, publication in enumerate(found, 1):
+        try:
+            # Unless it was stored meanwhile, perhaps under a name of somebody's choice.
+            if node.meta.blobs([publication.digest])[0] is None:
+                named += node.publisher.publish_found(publication)
+        except NamespaceError as error:
+            log.warning("%s: %s", os.fsdecode(publication.path), error)
+        if count % _STEP == 0:
+            await trio.lowlevel.checkpoint()
+    return named
+
+
+def next_batch(batches: Iterator[list[tuple[bytes, int]]]) -> list[tuple[bytes, int]]:
+    """The next blobs of a scan, none at its end. Blocks."""
     return next((batch for batch in batches if batch), [])
 
 

@@ -251,13 +251,15 @@ class ClusterBatch(ClusterView, Batch):
         if not holders:
             self.txn.put(digest, b"", db=self.tables.doomed)
 
-    def recheck_copy(self, digest: bytes) -> None:
+    def recheck_copy(self, digest: bytes, absent: Container[int]) -> None:
         """As `recount`, with all that is known of the files that hold a blob here, and of it as a
-        copy."""
+        copy; which it is none in a directory of those that are `absent`."""
         self.recount(digest)
         blob = self.blob(digest)
         if blob is not None and blob.references:
             self.begin_copy(digest)
+            if blob.directory in absent:
+                self.end_copies_of(digest, [self._node_id])
 
     def recheck_stamp(self, ino: int) -> None:
         """Take a file out of the order of use that has no name or no bytes here any more."""
@@ -331,6 +333,20 @@ class ClusterBatch(ClusterView, Batch):
         self.clear_intents(publication.digest)
         return True
 
+    def add_found(self, publication: Publication, former_ids: Sequence[bytes]) -> bool:
+        """As `add_copy`, of a file that lay here before the database did; the ids that this node
+        had then have it no more."""
+        holders = self.holders(publication.digest)
+        if not holders or self.inode(holders[0]).size_bytes != publication.size_bytes:
+            return False
+        self.end_copies_of(publication.digest, former_ids)
+        return self.add_copy(publication)
+
+    def end_copies_of(self, digest: bytes, node_ids: Sequence[bytes]) -> None:
+        """Those nodes do not have the bytes of a digest."""
+        for node_id in node_ids:
+            self.txn.shared.write(Record(SharedTable.COPY, digest + node_id), None)
+
     def is_pinned(self, digest: bytes) -> bool:
         """Whether a file that holds these bytes must stay."""
         inodes = map(self.find, self.holders(digest))
@@ -349,6 +365,7 @@ class ClusterBatch(ClusterView, Batch):
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)
+        self.txn.shared.write(self._copy(old.digest), b"")  # it may have lain on a missing disk
         for ino in self.holders(old.digest):
             self._rank_anew(self.inode(ino))
 

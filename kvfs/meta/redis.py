@@ -21,6 +21,7 @@ from kvfs.config import (
     CLUSTER_CONFLICTS_MAX,
     CLUSTER_LEASE_S,
     CLUSTER_NEWS_ENTRIES,
+    CLUSTER_SWEEP_KEYS,
     META_BYTES_MAX,
     RECHECK_STEP,
 )
@@ -73,6 +74,7 @@ class RedisEngine(LmdbEngine):
         self._untold: list[Heard] = []  # what `catch_up` will tell
         self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         self.node_id = node_id
+        self.absent: Container[int] = ()  # directories whose blobs cannot be given to anybody
         self._numbers = Numbers.claim(server, database)
         news = server.news(FEED_END)
         self._sequence, self._inodes = news.sequence, news.inodes
@@ -335,7 +337,7 @@ class RedisEngine(LmdbEngine):
             self._ways.note(inos)
             for key in keys:
                 if len(key) == DIGEST_BYTES:
-                    of_cluster.recheck_copy(key)
+                    of_cluster.recheck_copy(key, self.absent)
 
         if keys:
             self._write(change)
@@ -409,6 +411,37 @@ class RedisEngine(LmdbEngine):
         """The bytes of a digest have come here from another node, and lie where the publication
         says; False where no file holds it any more."""
         return self._write(lambda batch: _of_cluster(batch).add_copy(publication))
+
+    def add_found(
+        self, publications: Sequence[Publication], former_ids: Sequence[bytes]
+    ) -> list[bool]:
+        """These lie here, and were not known to: whether each is a copy now of what files of the
+        cluster hold. `former_ids`: of this node, when it last knew them."""
+        return self._write(
+            lambda batch: [_of_cluster(batch).add_found(p, former_ids) for p in publications]
+        )
+
+    def copies_of(self, node_ids: Sequence[bytes], cursor: bytes) -> tuple[bytes, list[bytes]]:
+        """As `MetaServer.copies_of`, in small steps."""
+        return self._server.copies_of(node_ids, cursor, CLUSTER_SWEEP_KEYS)
+
+    def end_nodes(
+        self, node_ids: Sequence[bytes], digests: Sequence[bytes], now_ns: int
+    ) -> list[tuple[int, bytes, Inode]]:
+        """Those nodes are no more, and what they had of these is nowhere but where it is known to
+        be: names of what nobody has go, as by `lose`."""
+
+        def change(batch: Batch) -> list[tuple[int, bytes, Inode]]:
+            view = _of_cluster(batch)
+            gone: list[tuple[int, bytes, Inode]] = []
+            for digest in digests:
+                others = set(view.copies(digest)) - set(node_ids)
+                view.end_copies_of(digest, node_ids)
+                if not others:
+                    gone += content.lose(batch, digest, now_ns)
+            return gone
+
+        return self._write(change)
 
     def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
         """As the contract says, where no other node has the bytes; else only this copy is lost, and

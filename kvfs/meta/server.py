@@ -32,7 +32,7 @@ NODE_ID_BYTES = 16
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
 FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
-_SCRIPTS = ("begin", "commit", "dirents", "members")
+_SCRIPTS = ("begin", "commit", "dirents", "members", "sweep")
 _ROOT_GROUP = bytes(8)
 _BEGIN_KEYS = (
     b"i" + (1).to_bytes(8, "little"), b"d" + _ROOT_GROUP, b"e" + _ROOT_GROUP,
@@ -217,6 +217,14 @@ class MetaServer:
         answer: list[Any] = self._listener.ask(self._script_question("members", args))
         self._silence.note_answer()
         return answer
+
+    def copies_of(
+        self, node_ids: Sequence[bytes], cursor: bytes, keys: int
+    ) -> tuple[bytes, list[bytes]]:
+        """Some of the digests that one of these nodes is said to have; and where to go on, `b"0"`
+        at the end, as at the beginning. Looks at about so many keys."""
+        after, digests = self._run_script("sweep", [self.prefix, cursor, keys, *node_ids])
+        return after, digests
 
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:

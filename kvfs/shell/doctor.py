@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvfs.address import SOCKET_NAME, node_address
+from kvfs.belonging import read_belonging
 from kvfs.config import GIB, PAGE_BYTES
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.home import (
@@ -332,6 +333,7 @@ def check_store(store: Path) -> Iterator[Finding]:
         return
     yield Finding("store", Level.OK, str(store))
     yield check_configuration(store)
+    yield from check_cluster(store)
     yield check_file_system(file_system_of(store))
     yield check_room(store)
     yield from check_scratch_file(store)
@@ -348,6 +350,36 @@ def check_configuration(store: Path) -> Finding:
     except InvalidInput as error:
         return Finding("settings", Level.FAIL, str(error), "no node starts before this is mended")
     return Finding("settings", Level.OK, "can be followed")
+
+
+def check_cluster(store: Path) -> Iterator[Finding]:
+    """The cluster that a store belongs to, and whether its next start finds it."""
+    try:
+        config = load_config_of_store([store]).cluster
+    except InvalidInput:
+        return  # which is said of the settings
+    try:
+        belonging = read_belonging(store)
+    except InvalidInput as error:
+        yield Finding("cluster", Level.FAIL, str(error), "no node starts before this is mended")
+        return
+    if belonging is None:
+        if config is not None:
+            yield Finding("cluster", Level.OK, f"joins {config.name} at its next start")
+        return
+    if config is None:
+        found = f"belongs to {belonging.cluster}, and its kvfs.toml does not say so"
+        advice = (
+            f"start it with --join {belonging.metadata}, or write [cluster] there, so that commands"
+            " can start its node too"
+        )
+        yield Finding("cluster", Level.WARN, found, advice)
+    elif config.name != belonging.cluster:
+        found = f"belongs to {belonging.cluster}, and its kvfs.toml says {config.name}"
+        advice = "its next start brings the names of its files into the latter"
+        yield Finding("cluster", Level.WARN, found, advice)
+    else:
+        yield Finding("cluster", Level.OK, f"belongs to {belonging.cluster}")
 
 
 def check_file_system(kind: str) -> Finding:

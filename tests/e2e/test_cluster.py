@@ -158,7 +158,9 @@ def test_a_copy_of_a_store_is_refused_while_the_other_is_there(rig: Rig, tmp_pat
     a = rig.nodes[0]
     copy = Node(rig.nodes[1].host, tmp_path / "copy", a.url)
     copy.store.mkdir(parents=True)
-    shutil.copy(a.store / "store.json", copy.store)
+    (copy.store / "meta").mkdir()
+    for name in ("store.json", "meta/cluster", "meta/data.mdb"):
+        shutil.copy(a.store / name, copy.store / name)
     with pytest.raises(RuntimeError, match="a copy of its directory; start on a new"):
         copy.start()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.address import node_address
+from kvfs.belonging import Belonging, write_belonging
 from kvfs.home import file_system_of
 from kvfs.shell import doctor
 from kvfs.shell.doctor import Level
@@ -150,3 +151,19 @@ def test_versions() -> None:
     assert doctor.parse_version("3.17.x") == (3, 17)
     assert doctor.parse_version("") == ()
     assert doctor.installed_version("no-such-distribution-anywhere") is None
+
+
+def test_a_store_of_a_cluster_says_whether_its_next_start_finds_it(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "meta").mkdir(parents=True)
+    assert list(doctor.check_cluster(store)) == []
+    write_belonging(store, Belonging("one", "redis://host:6379", bytes(16)))
+    (finding,) = doctor.check_cluster(store)
+    assert finding.level is Level.WARN
+    assert "--join redis://host:6379" in finding.advice
+    for name, level in (("one", Level.OK), ("two", Level.WARN)):
+        own = f'[cluster]\nmetadata = "redis://host:6379"\nname = "{name}"\n'
+        (store / "kvfs.toml").write_text(own)
+        assert [found.level for found in doctor.check_cluster(store)] == [level]
+    (store / "meta" / "cluster").write_text("{}")
+    assert [found.level for found in doctor.check_cluster(store)] == [Level.FAIL]

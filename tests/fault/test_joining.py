@@ -1,0 +1,282 @@
+"""Stores that come to a cluster with files, or come back to it without what they knew of them."""
+
+import json
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.belonging import aside_of, read_belonging
+from kvfs.client import Client
+from kvfs.config import ClusterConfig, Config, DirectoryConfig
+from kvfs.digest import digest_of
+from kvfs.errors import InvalidInput, Unavailable
+from kvfs.life import running
+from kvfs.meta.contract import ROOT_INO, Changes, Inode
+from kvfs.node import Node
+from kvfs.publish import Publisher
+from scripts.redis_rig import RedisServer, redis_server
+from tests.own_node import blob_path, chunk_file, put_orphan, store
+
+SOON_S = 20.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as started:
+        yield started
+
+
+def alone(path: Path, *more: Path) -> Config:
+    return Config(tuple(map(DirectoryConfig, (path, *more))))
+
+
+def joined(config: Config, server: RedisServer, name: str = "kvfs") -> Config:
+    return replace(config, cluster=ClusterConfig(server.url, name))
+
+
+@asynccontextmanager
+async def searched(config: Config) -> AsyncIterator[Node]:
+    """A node that has found all that lies in its store."""
+    with trio.fail_after(SOON_S):
+        async with running(config) as node:
+            async with node.upkeep_lock:
+                pass
+            yield node
+
+
+def find(node: Node, path: bytes) -> Inode | None:
+    node.refresh()
+    return node.meta.resolve([path])[0]
+
+
+async def load(node: Node, path: bytes) -> bytes | None:
+    """Bytes as an open gives them, from wherever they are."""
+    inode = find(node, path)
+    if inode is None:
+        return None
+    fd = await node.open_content(inode.ino)
+    try:
+        return os.pread(fd, 1 << 20, 0)
+    finally:
+        os.close(fd)
+
+
+def forget_database(config: Config) -> None:
+    """As a start sees it after the machine has crashed."""
+    (config.home / "meta" / "running").write_text("another boot")
+
+
+def fill(node: Node) -> None:
+    """Some of everything that can have a name."""
+    meta = node.meta
+    directory = meta.make(ROOT_INO, b"d", stat.S_IFDIR | 0o2750, 7, 8, 5)
+    meta.make(directory.ino, b"empty", stat.S_IFDIR | 0o700, 7, 8, 5)
+    meta.make(directory.ino, b"link", stat.S_IFLNK | 0o777, 7, 8, 5, target=b"../f")
+    meta.make(directory.ino, b"fifo", stat.S_IFIFO | 0o600, 7, 8, 5)
+    meta.make(directory.ino, b"unwritten", stat.S_IFREG | 0o600, 7, 8, 5)
+    file = store(node, b"d/f", b"plain")
+    meta.set_attributes(file.ino, Changes(mode=0o640, uid=7, gid=8, mtime_ns=1234), 5)
+    meta.set_pinned(file.ino, True)
+    meta.link(file.ino, ROOT_INO, b"again", 5)
+    store(node, b"twin", b"plain")
+    store(node, b"taken", b"of before")
+
+
+async def test_a_store_that_was_alone_brings_its_names(tmp_path: Path, server: RedisServer) -> None:
+    path, data = chunk_file(1)
+    own = alone(tmp_path / "a")
+    async with running(own) as node:
+        fill(node)
+        chunk = store(node, path, data)
+        await node.chunk_files.index(chunk)
+        info = node.meta.chunk(chunk.ino)
+        assert info is not None
+        put_orphan(node, bytes(16))
+    async with searched(joined(alone(tmp_path / "b"), server)) as other:
+        store(other, b"taken", b"of the cluster")
+        async with searched(joined(own, server)) as node:
+            for each in (node, other):
+                assert await load(each, b"d/f") == b"plain"
+                assert await load(each, b"twin") == b"plain"
+                assert await load(each, b"taken") == b"of the cluster"
+                assert await load(each, path) == data
+                found = find(each, path)
+                assert found is not None and each.meta.chunk(found.ino) == info
+            file, again = find(other, b"d/f"), find(other, b"again")
+            assert file is not None and file == again
+            assert (file.mode, file.uid, file.gid) == (stat.S_IFREG | 0o640, 7, 8)
+            assert (file.mtime_ns, file.pinned, file.nlink) == (1234, True, 2)
+            link, fifo, empty, folder = (
+                find(other, name) for name in (b"d/link", b"d/fifo", b"d/empty", b"d")
+            )
+            assert link is not None and (link.target, link.uid) == (b"../f", 7)
+            assert fifo is not None and stat.S_ISFIFO(fifo.mode)
+            assert empty is not None and (empty.mode & 0o777, empty.uid) == (0o700, 7)
+            assert folder is not None and folder.mode == stat.S_IFDIR | 0o2750
+            assert find(other, b"d/unwritten") is None
+            assert not blob_path(node, bytes(16)).exists()
+            assert not blob_path(node, digest_of(b"of before")).exists()
+            assert aside_of(own.home) == []
+            assert not (own.home / "meta" / "alone").exists()
+
+
+async def test_names_that_were_brought_in_half_are_all_there_after_the_next_start(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = alone(tmp_path / "a")
+    async with running(own) as node:
+        for number in range(5):
+            store(node, b"d/%d" % number, b"%d" % number)
+    publish_found, count = Publisher.publish_found, 0
+
+    class Killed(Exception):
+        pass
+
+    def publish_some(self: Publisher, publication: object) -> bool:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise Killed
+        return publish_found(self, publication)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(Publisher, "publish_found", publish_some)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with searched(joined(own, server)):
+            pass
+    assert caught.group_contains(Killed)
+    monkeypatch.undo()
+    assert len(aside_of(own.home)) == 1
+    async with searched(joined(own, server)) as node:
+        for number in range(5):
+            assert await load(node, b"d/%d" % number) == b"%d" % number
+    assert aside_of(own.home) == []
+
+
+async def test_a_store_comes_to_another_cluster_and_back(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    own = alone(tmp_path / "a")
+    async with searched(joined(own, server, "one")) as node:
+        store(node, b"d/f", b"in one")
+    async with searched(joined(own, server, "two")) as node:
+        assert await load(node, b"d/f") == b"in one"
+        store(node, b"g", b"in two")
+    async with searched(joined(own, server, "one")) as node:
+        assert await load(node, b"d/f") == b"in one"
+        assert await load(node, b"g") == b"in two"
+
+
+async def test_a_store_of_a_cluster_is_not_started_alone(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    own = alone(tmp_path / "a")
+    async with searched(joined(own, server)) as node:
+        store(node, b"f", b"data")
+    with pytest.raises(InvalidInput, match=f"cluster kvfs: start it with --join {server.url}"):
+        async with running(own):
+            pass
+    says = "belongs to the cluster kvfs: start it with --join"
+    with (
+        Client(own.home, start=True) as client,  # as `kvfs ls` does
+        pytest.raises(Unavailable, match=says),
+    ):
+        client.lookup([b"f"])
+    async with searched(joined(own, server)) as node:
+        assert await load(node, b"f") == b"data"
+
+
+async def test_a_join_that_went_no_further_than_to_set_the_names_aside_costs_none(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = alone(tmp_path / "a")
+    async with running(own) as node:
+        store(node, b"f", b"data")
+
+    def fail(*arguments: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("kvfs.belonging.write_belonging", fail)
+    with pytest.raises(InterruptedError):
+        async with running(joined(own, server)):
+            pass
+    monkeypatch.undo()
+    assert len(aside_of(own.home)) == 1
+    async with running(own) as node:
+        assert await load(node, b"f") == b"data"
+
+
+async def test_after_a_crash_of_the_machine_files_of_the_cluster_are_found(
+    tmp_path: Path, server: RedisServer, allow_warnings: list[str]
+) -> None:
+    """Whatever they hold: their names are on the server."""
+    allow_warnings.append("finding out what lies here")
+    own = joined(alone(tmp_path / "a", tmp_path / "a2"), server)
+    path, data = chunk_file(1)
+    async with searched(joined(alone(tmp_path / "b"), server)) as other:
+        async with searched(own) as node:
+            store(node, b"f", b"without a header")
+            store(node, b"second", b"elsewhere", index=1)
+            store(node, b"shared", b"lost here only")
+            store(node, b"lost", b"lost for good")
+            assert await load(other, b"shared") == b"lost here only"
+            put_orphan(node, digest_of(data), data)
+            put_orphan(node, bytes(16))
+            [old_id] = other.meta.copies(digest_of(b"lost for good"))  # type: ignore[attr-defined]
+            for lost in (b"lost here only", b"lost for good"):
+                blob_path(node, digest_of(lost)).unlink()
+        forget_database(own)
+        async with searched(own) as node:
+            assert await load(other, b"f") == b"without a header"
+            assert await load(node, b"second") == b"elsewhere"
+            assert await load(other, path) == data
+            assert find(other, b"lost") is None
+            assert not blob_path(node, bytes(16)).exists()
+            copies = other.meta.copies  # type: ignore[attr-defined]  # of a cluster's engine
+            assert len(copies(digest_of(b"lost here only"))) == 1
+            assert len(copies(digest_of(b"elsewhere"))) == 1
+            for content in (b"lost here only", b"elsewhere", b"without a header"):
+                assert old_id not in copies(digest_of(content))
+            assert await load(node, b"shared") == b"lost here only"
+    belonging = read_belonging(own.home)
+    assert belonging is not None and belonging.former_ids == () and belonging.is_searched
+
+
+async def test_what_lies_on_a_missing_disk_is_no_copy_until_it_is_back(
+    tmp_path: Path, server: RedisServer, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("is not there; what lies in it is missing")
+    own = joined(alone(tmp_path / "a", tmp_path / "a2"), server)
+    async with searched(joined(alone(tmp_path / "b"), server)) as other:
+        copies = other.meta.copies  # type: ignore[attr-defined]  # of a cluster's engine
+
+        async def wait_copies(count: int) -> None:
+            while len(copies(digest_of(b"there"))) != count:
+                await trio.sleep(0.05)
+                other.refresh()
+
+        async with searched(own) as node:
+            store(node, b"f", b"there", index=1)
+            other.refresh()
+            await wait_copies(1)
+        (tmp_path / "a2").rename(tmp_path / "away")
+        async with searched(own):
+            await wait_copies(0)
+            assert find(other, b"f") is not None
+        (tmp_path / "away").rename(tmp_path / "a2")
+        async with searched(own) as node:
+            await wait_copies(1)
+            assert await load(other, b"f") == b"there"
+
+
+def test_a_damaged_mark_is_told(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    mark = tmp_path / "meta" / "cluster"
+    mark.write_text(json.dumps({"cluster": "kvfs"}))
+    with pytest.raises(InvalidInput, match="damaged"):
+        read_belonging(tmp_path)
