@@ -19,6 +19,7 @@ import trio
 
 from kvfs.belonging import Belonging, settle_alone, settle_in_cluster
 from kvfs.blobs import BlobDirectory
+from kvfs.boot import boot_id
 from kvfs.config import META_SYNC_INTERVAL_S, Config
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
@@ -31,8 +32,6 @@ from kvfs.stored import copy_bytes, digest_file
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @asynccontextmanager
@@ -273,7 +272,7 @@ def _has_blobs(directories: Sequence[BlobDirectory | None]) -> bool:
 def _find_distrust(meta: Path) -> str | None:
     """Why the metadata may not be trusted, in words for people; None when it may."""
     mark = meta / "running"
-    if mark.exists() and mark.read_text(encoding="utf-8") != _boot_id():
+    if mark.exists() and mark.read_text(encoding="utf-8") != boot_id():
         return "the machine stopped while a node ran"
     if (meta / DISTRUST_MARK).exists():
         return "a page of the metadata is damaged"
@@ -284,7 +283,7 @@ def _mark_running(meta: Path) -> None:
     """Say so on the disk, before anything else is written there."""
     fd = os.open(meta / "running", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(_boot_id())
+        file.write(boot_id())
         file.flush()
         os.fsync(fd)
     directory = os.open(meta, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -296,10 +295,6 @@ def _mark_running(meta: Path) -> None:
 
 def _mark_clean(meta: Path) -> None:
     (meta / "running").unlink(missing_ok=True)
-
-
-def _boot_id() -> str:
-    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _set_metadata_aside(meta: Path) -> None:

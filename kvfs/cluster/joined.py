@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from kvfs.boot import boot_id
 from kvfs.cluster.fetcher import Fetcher
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
@@ -61,6 +62,7 @@ class Cluster:
             socket.gethostname(),
             str(node.config.home),
             node.started_ns,
+            boot_id(),
         )
         self._membership = Membership(
             engine.members(me),

@@ -2,7 +2,8 @@
 --
 -- ARGV: the prefix of all keys; node id; what it says of itself, or '' to leave; for how many
 -- milliseconds; the number of the last list that it saw;
--- '1' when it is new here: then it may take nobody's place that is there still;
+-- '1' when it is new here: then it may take nobody's place that is there still, but its own: of the
+-- same directory (4th of the words) of the same machine (6th);
 -- of how many nodes to remember when they came or went.
 -- Returns {number of the list, how many are there, whether all of them follow, ids and words in turn}:
 -- all for who is new or was away, else what is not as in the list that it saw, '' for who is gone;
@@ -14,8 +15,10 @@ local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local changed = {}
 local there = redis.call('HGET', p .. 'members', node)
 if ARGV[6] == '1' and there and there ~= words then
+  local before, now_said = cmsgpack.unpack(there), cmsgpack.unpack(words)
+  local is_its_place = before[4] == now_said[4] and before[6] ~= '' and before[6] == now_said[6]
   local until_ms = redis.call('ZSCORE', p .. 'leases', node)
-  if until_ms and tonumber(until_ms) > now_ms then return {-1} end
+  if not is_its_place and until_ms and tonumber(until_ms) > now_ms then return {-1} end
 end
 if words == '' then
   if redis.call('HDEL', p .. 'members', node) == 1 then changed[1] = node end

@@ -25,6 +25,7 @@ class Member:
     host: str
     store: str
     started_ns: int
+    boot_id: str = ""  # of its machine
 
 
 class Members:
@@ -41,7 +42,8 @@ class Members:
 
     def renew(self) -> tuple[Member, ...]:
         """Be a member for another while; all who are, with this node. Raises `Unavailable`, also
-        for a node that is new here while another one is there under its id."""
+        for a node that is new here while another one is there under its id: unless that was one of
+        the same machine and directory, which has died, since the directory has one node."""
         return self._say(_pack(self._me))
 
     def leave(self) -> None:
@@ -80,7 +82,14 @@ class Members:
 
 def _pack(member: Member) -> bytes:
     packed = msgpack.packb(
-        [member.address, member.public_key, member.host, member.store, member.started_ns]
+        [
+            member.address,
+            member.public_key,
+            member.host,
+            member.store,
+            member.started_ns,
+            member.boot_id,
+        ]
     )
     assert isinstance(packed, bytes)
     return packed

@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Never
 
@@ -398,8 +399,8 @@ def test_what_others_do_costs_who_has_nothing_of_it_no_question(
     assert b.sizes([b"d/f"]) == [102]
 
 
-def member(engine: RedisEngine, port: int = 1) -> Member:
-    return Member(engine.node_id, f"10.0.0.1:{port}", "", "host", "/store", 0)
+def member(engine: RedisEngine, port: int = 1, boot_id: str = "") -> Member:
+    return Member(engine.node_id, f"10.0.0.1:{port}", "", "host", "/store", 0, boot_id)
 
 
 def ids_of(found: tuple[Member, ...]) -> set[bytes]:
@@ -469,6 +470,20 @@ def test_members_of_a_wiped_server_and_of_one_that_lost_its_last_words(
         client.hdel(prefix + b"members", ids[2])
         a.renew()
         assert ids_of(a.renew()) == {ids[0], ids[1]}
+
+
+def test_a_node_that_died_takes_its_own_place_at_once_and_nobody_else_does(
+    cluster: Cluster,
+) -> None:
+    engine = cluster.join()
+    engine.members(member(engine, 1, "boot")).renew()
+    assert ids_of(engine.members(member(engine, 2, "boot")).renew()) == {engine.node_id}
+    for boot_id in ("another", ""):
+        with pytest.raises(Unavailable, match="copy of its directory"):
+            engine.members(member(engine, 3, boot_id)).renew()
+    moved = replace(member(engine, 3, "boot"), store="/copy")
+    with pytest.raises(Unavailable, match="copy of its directory"):
+        engine.members(moved).renew()
 
 
 def test_a_lease_that_is_not_renewed_ends(cluster: Cluster) -> None:
