@@ -46,7 +46,7 @@ NAMES = ("none", "kill", "stop", "cable", "partition", "server-kill", "server-em
 PROMISED = ("statfs", "ls", "open")
 PROMISED_S = 2.0
 WARM_UP_S = 5.0
-CALM_S = 3.0  # after each fault: nothing may fail any more
+CALM_S = 3.0
 RECOVERY_DEADLINE_S = 60.0
 _AGAIN_S = 0.02
 
@@ -107,10 +107,12 @@ class Check(threading.Thread):
 class Faults:
     """A cluster under load, and what faults did to it."""
 
-    def __init__(self, rig: Rig, ledger: Ledger, probes: Sequence[Probe]) -> None:
+    def __init__(self, rig: Rig, ledger: Ledger, probes: Sequence[Probe], calm_s: float) -> None:
+        """`calm_s`: how long after each fault nothing may fail."""
         self._ledger = ledger
         self._probes = probes
         self._nodes = range(len(rig.nodes))
+        self._calm_s = calm_s
         self._phase = 0
 
     def suffer(self, fault: Fault) -> Report:
@@ -142,7 +144,7 @@ class Faults:
         lost = left & set(self._ledger.held(self._nodes))
         self._ledger.cut_off = frozenset()
         calm = self._enter_phase()
-        time.sleep(CALM_S)
+        time.sleep(self._calm_s)
         report = Report(
             fault.name, fault.since, round(healed_s - began_s, 1),
             len(self._ledger.wrong) - wrong_before, tally.stale, len(lost), longest,
@@ -213,7 +215,14 @@ def _since(at_s: float | None, began_s: float) -> float | None:
     return None if at_s is None else round(max(0.0, at_s - began_s), 2)
 
 
-def run(base: Path, names: Sequence[str], count: int, seconds: float, seed: int) -> list[Report]:
+def run(
+    base: Path,
+    names: Sequence[str],
+    count: int,
+    seconds: float,
+    seed: int,
+    calm_s: float = CALM_S,
+) -> list[Report]:
     """So many nodes in `base`, and those faults in turn. Needs root. Prints as it goes."""
     reports = []
     with ExitStack() as stack:
@@ -232,7 +241,7 @@ def run(base: Path, names: Sequence[str], count: int, seconds: float, seed: int)
             probes.append(probe)
         with load:
             time.sleep(WARM_UP_S)
-            suffering = Faults(rig, ledger, probes)
+            suffering = Faults(rig, ledger, probes, calm_s)
             for name in names:
                 reports.append(suffering.suffer(faults[name]))
                 print(_line(reports[-1]), file=sys.stderr, flush=True)
