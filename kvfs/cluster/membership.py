@@ -31,6 +31,7 @@ class Membership:
         self.me = me
         self.present: tuple[Member, ...] = (me,)
         self._others: dict[bytes, Member] = {}
+        self._missed: dict[bytes, tuple[Member, float]] = {}  # and until when they may come back
 
     async def join(self) -> None:
         """Become a member; after the lease has ended that this node had before it died. Raises
@@ -49,7 +50,25 @@ class Membership:
     async def renew(self) -> None:
         """Say that this node is there, and know who else is. Raises `Unavailable`."""
         async with self._renewal:
-            self._take(await trio.to_thread.run_sync(self._members.renew))
+            listed = await trio.to_thread.run_sync(self._members.renew)
+            self._take(listed + self._find_missed(listed))
+
+    def _find_missed(self, listed: tuple[Member, ...]) -> tuple[Member, ...]:
+        """Those who are not on the list and may still be there. When this node's own lease had
+        ended, or the server lost all of them, it says nothing that others are not listed yet: they
+        count for as long as a lease lasts."""
+        now_s = trio.current_time()
+        if self._members.was_away:
+            until_s = now_s + CLUSTER_LEASE_S
+            self._missed = {node_id: (m, until_s) for node_id, m in self._others.items()}
+        if self._missed:
+            there = {member.node_id for member in listed}
+            self._missed = {
+                node_id: (member, until_s)
+                for node_id, (member, until_s) in self._missed.items()
+                if node_id not in there and now_s < until_s
+            }
+        return tuple(member for member, _ in self._missed.values())
 
     def _take(self, present: tuple[Member, ...]) -> None:
         """Know who is there: whom to serve, whom to ask."""

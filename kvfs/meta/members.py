@@ -36,6 +36,7 @@ class Members:
         self._me = me
         self._lease_s = lease_s
         self._is_new = True
+        self.was_away = False  # before the last renewal, so that its lease had ended
         self._number = _NONE  # of the list
         self._list: tuple[Member, ...] = ()
         self._present: dict[bytes, Member] = {}
@@ -60,6 +61,7 @@ class Members:
                 " directory; start on a new, empty one"
             )
         count, *listed = rest
+        self.was_away = bool(listed and listed[0]) and self._number != _NONE
         if listed:
             self._change(*listed)
         # Where a server lost its last words, as one that took another's place may, a list may lack

@@ -461,7 +461,9 @@ def test_members_of_a_wiped_server_and_of_one_that_lost_its_last_words(
     prefix = engines[0]._server.prefix
     with redis.Redis(port=server.port) as client:
         client.flushall()
+        assert not b.was_away
         assert ids_of(b.renew()) == {ids[1]}
+        assert b.was_away
         assert ids_of(a.renew()) == {ids[0], ids[1]}
         c.renew()
         assert ids_of(a.renew()) == set(ids)
