@@ -7,6 +7,6 @@ if redis.call('SET', p .. 'epoch', ARGV[2], 'NX') then
   redis.call('HSET', p .. 'd' .. above, '', ARGV[4])
   redis.call('ZADD', p .. 'e' .. above, 0, '')
   redis.call('SET', p .. 'inodes', 1)
-  redis.call('DEL', p .. 'seq', p .. 'feed', p .. 'last')
+  redis.call('DEL', p .. 'seq', p .. 'feed', p .. 'last', p .. 'mark')
 end
 return redis.call('GET', p .. 'epoch')

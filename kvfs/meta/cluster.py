@@ -323,6 +323,14 @@ class ClusterBatch(ClusterView, Batch):
             self._rank_anew(self.inode(ino))
         self.txn.shared.write(self._copy(digest), b"")
 
+    def settle_copy(self, digest: bytes) -> None:
+        """Have the server say of a digest whether its bytes are here."""
+        blob = self.blob(digest)
+        if blob is None or not blob.references:
+            self.txn.shared.write(self._copy(digest), None)
+        elif self.holders(digest):
+            self.begin_copy(digest)
+
     def add_copy(self, publication: Publication) -> bool:
         """The bytes of a digest have come from another node; False where no file holds it now."""
         blob = self.blob(publication.digest)

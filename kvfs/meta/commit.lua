@@ -8,7 +8,7 @@
 --   writes {table, a, b, value}       value: or false to remove; true for a member without one
 --   inodes                 how many there are more
 --   news                   for the feed, or false; kept: how many entries the feed keeps
--- Returns {state, number, inodes}: `done`, `epoch` (the server was wiped), `value` or `page` (which of
+-- Returns {state, number, inodes, mark}: `done`, `epoch` (the server was wiped), `value` or `page` (which of
 -- those seen has changed).
 local p, t = ARGV[1], cmsgpack.unpack(ARGV[2])
 
@@ -18,8 +18,8 @@ local function inodes() return tonumber(call('GET', p .. 'inodes') or '0') end
 if call('GET', p .. 'epoch') ~= t.epoch then return {'epoch', 0, 0} end
 local last = call('HGET', p .. 'last', t.node)
 if last then
-  local serial, seq = string.match(last, '^(.*):(%d+)$')
-  if serial == t.serial then return {'done', tonumber(seq), inodes()} end
+  local serial, seq, mark = string.match(last, '^(.*):(%d+):(%x*)$')
+  if serial == t.serial then return {'done', tonumber(seq), inodes(), mark} end
 end
 for i, c in ipairs(t.values) do
   local now
@@ -34,7 +34,7 @@ for i, c in ipairs(t.pages) do
   end
 end
 local seq = tonumber(call('GET', p .. 'seq') or '0')
-if not t.news then return {'done', seq, inodes()} end
+if not t.news then return {'done', seq, inodes(), ''} end
 for _, w in ipairs(t.writes) do
   local key = p .. w[1] .. w[2]
   if not w[3] then
@@ -48,6 +48,9 @@ for _, w in ipairs(t.writes) do
 end
 if t.inodes ~= 0 then call('INCRBY', p .. 'inodes', t.inodes) end
 seq = call('INCR', p .. 'seq')
-call('XADD', p .. 'feed', 'MAXLEN', '~', t.kept, seq .. '-0', '', t.node .. t.news)
-call('HSET', p .. 'last', t.node, t.serial .. ':' .. seq)
-return {'done', seq, inodes()}
+-- Of this transaction and of all before it: no other history has it.
+local mark = redis.sha1hex((call('GET', p .. 'mark') or '') .. t.node .. t.serial):sub(1, 16)
+call('SET', p .. 'mark', mark)
+call('XADD', p .. 'feed', 'MAXLEN', '~', t.kept, seq .. '-0', '', t.node .. mark .. t.news)
+call('HSET', p .. 'last', t.node, t.serial .. ':' .. seq .. ':' .. mark)
+return {'done', seq, inodes(), mark}

@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import msgpack
+
 from kvfs.config import (
     CLUSTER_CONFLICTS_MAX,
     CLUSTER_LEASE_S,
@@ -38,15 +40,23 @@ from kvfs.meta.cluster import (
     encode_news,
 )
 from kvfs.meta.contract import DIGEST_BYTES, Inode, Publication, Usage
+from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.members import Member, Members
 from kvfs.meta.mirror import Mirror
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.primary import Refused
-from kvfs.meta.refill import Refill, give_back, note_epoch, read_epoch
-from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer
-from kvfs.meta.shared import Page, Record, SharedTable, SharedTransaction
+from kvfs.meta.refill import (
+    Refill,
+    give_back,
+    give_back_deed,
+    note_epoch,
+    read_epoch,
+    remember_deed,
+)
+from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer, News
+from kvfs.meta.shared import Commit, Page, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import InodeCache, View
 from kvfs.meta.ways import Ways, find_ways
 
@@ -55,6 +65,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
+_LAST_KEY = b"last"  # in the table of the state: this node's last transaction
 _ANYTHING = Heard((), (), moves_directories=True)  # any name may lead elsewhere
 
 
@@ -77,7 +88,8 @@ class RedisEngine(LmdbEngine):
         self.absent: Container[int] = ()  # directories whose blobs cannot be given to anybody
         self._numbers = Numbers.claim(server, database)
         news = server.news(FEED_END)
-        self._sequence, self._inodes = news.sequence, news.inodes
+        self._seen, self._inodes = news.last, news.inodes
+        self._journal, self._redo = Journal(news.last), Redo()
         super().__init__(database)
         self._begin_refill()
         self.recheck()
@@ -184,9 +196,13 @@ class RedisEngine(LmdbEngine):
         commit = batch.txn.shared.commit
         if commit.is_empty:
             return
-        outcome = self._server.commit(commit, news, batch.totals.inodes - batch.inodes_before)
+        inodes = batch.totals.inodes - batch.inodes_before
+        outcome = self._server.commit(commit, news, inodes)
         if isinstance(outcome, Done):
             batch.totals.inodes = self._inodes = outcome.inodes
+            if news is not None:
+                self._journal.note(Deed(outcome.at, commit, news, inodes))
+                self._note_last(batch, outcome.at)
             return
         self._forget(outcome)
         raise _Changed
@@ -220,31 +236,50 @@ class RedisEngine(LmdbEngine):
 
     def _listen(self) -> None:
         while True:
-            news = self._server.news(self._sequence)
+            news = self._server.news(self._seen.sequence)
             if news.epoch != self._server.epoch:
                 raise self._begin_again()
             self._inodes = news.inodes
-            is_cut = not news.entries or news.sequence < self._sequence
+            if not news.continues(self._seen):
+                self._start_over(news)
+                return
+            is_cut = not news.entries
             heard: list[Heard] = []
-            last = self._sequence
-            for sequence, node, raw in news.entries:
-                one = _decode(raw) if sequence == last + 1 else None
+            last = self._seen
+            for at, node, raw in news.entries:
+                one = _decode(raw) if at.sequence == last.sequence + 1 else None
                 if one is None:
                     is_cut = True
                     break
                 if node != self.node_id:
                     heard.append(one)
-                last = sequence
+                self._journal.hear(at)
+                last = at
             self._hear(heard)
             self._tell_later(heard)
-            self._sequence = last
-            if self._sequence == news.sequence:
+            self._seen = last
+            if last == news.last and not self._journal.is_broken(last):
                 return
-            if is_cut:  # what was between is lost: of nothing it is known whether it changed
-                self._forget_all()
-                self.recheck()
-                self._tell_later([_ANYTHING])
-                self._sequence = news.sequence
+            if is_cut or last == news.last:
+                self._start_over(news)
+                return
+
+    def _start_over(self, news: News) -> None:
+        """What was between is lost, or the server has another history than this node saw, as a
+        replica has that was behind: of nothing it is known whether it changed."""
+        lost, may_be_more = self._journal.begin_at(news.last, self._server.history)
+        self._forget_all()
+        if may_be_more:
+            log.warning("the metadata server has lost names; this node gives its own back")
+            self._refill = Refill()
+        elif lost:
+            log.warning(
+                "the metadata server has lost %d changes of this node: done again", len(lost)
+            )
+        self._redo.add(lost)
+        self._seen = news.last
+        self.recheck()
+        self._tell_later([_ANYTHING])
 
     def _tell_later(self, heard: Sequence[Heard]) -> None:
         """Keep for `catch_up` what was heard; when nobody asks for long, that there was much."""
@@ -256,24 +291,31 @@ class RedisEngine(LmdbEngine):
         """The server has lost everything, or was made anew by another node."""
         self._server.begin(records.encode_inode(self._root), records.encode_dirent(self._root))
         self._forget_all()
-        self._sequence = self._server.news(FEED_END).sequence
+        self._seen = self._server.news(FEED_END).last
+        self._journal, self._redo = Journal(self._seen), Redo()
         self._refill = Refill()
         return Unavailable("the metadata server was emptied; nodes tell it again what they have")
 
     def _begin_refill(self) -> None:
-        """Tell the server of a new epoch all names again: it was emptied while this node was away.
-        Before anything is compared with it, which would find no names for what lies here."""
+        """Tell the server of a new epoch all names again: it was emptied while this node was away;
+        or one that has lost what this node did last. Before anything is compared with it, which
+        would find no names for what lies here."""
         with self._writing() as txn:
             told = read_epoch(txn, self._tables)
             if told is None:  # a new database, with nothing to tell
                 note_epoch(txn, self._tables, self._server.epoch)
             elif told != self._server.epoch:
                 self._refill = Refill()
+        if self._was_lost_while_away():
+            log.warning("the metadata server lost names meanwhile; this node gives its own back")
+            self._refill = Refill()
 
     def refill_more(self, now_ns: int) -> bool:
         """Give a server that lost everything some more names of files whose bytes are here; False
         once it has all, or never lost any. What has got another meanwhile keeps that."""
-        if self._refill is None:
+        if self._redo_more(now_ns):
+            return True
+        if self._refill is None or not self._redo.is_over:
             return False
         with self._remembered() as mirror:
             names = self._refill.next_names(mirror)
@@ -309,6 +351,50 @@ class RedisEngine(LmdbEngine):
                 mirror.put(record, b"")
         return True
 
+    def _redo_more(self, now_ns: int) -> bool:
+        """Do one more transaction again that the server has lost; False at the end of a round."""
+        following = self._redo.first()
+        if following is None:
+            return False
+        deed, is_last_try = following
+        assert deed.commit is not None
+        outcome = self._server.commit(deed.commit, deed.news, deed.inodes)
+        self._forget_records(tuple(deed.commit.writes))
+        if isinstance(outcome, Done):
+            self._journal.note(replace(deed, at=outcome.at))
+            self._redo.done()
+        elif outcome.changed is None:
+            raise self._begin_again()
+        elif is_last_try:
+            self._give_back_deed(deed.commit, now_ns)
+            self._redo.done()
+        else:
+            self._redo.put_off()
+        return True
+
+    def _give_back_deed(self, commit: Commit, now_ns: int) -> None:
+        with self._remembered() as mirror:
+            names = remember_deed(mirror, commit)
+        if all(self.inode(one.parent) is not None for one in names):
+            self._write(lambda batch: give_back_deed(_of_cluster(batch), commit, names, now_ns))
+        else:  # whose directory was lost with it: all that is remembered, from the root
+            self._refill = Refill()
+
+    def _note_last(self, batch: ClusterBatch, at: Point) -> None:
+        """So that a start finds out what the server lost meanwhile."""
+        raw = msgpack.packb([self._server.epoch, at.sequence, at.mark])
+        batch.txn.put(_LAST_KEY, raw, db=self._tables.state)
+
+    def _was_lost_while_away(self) -> bool:
+        with LmdbEngine._reading(self) as local:
+            raw = local.txn.get(_LAST_KEY, db=self._tables.state)
+        if raw is None:
+            return False
+        epoch, sequence, mark = msgpack.unpackb(raw)
+        return epoch == self._server.epoch and (
+            self._server.history([Point(sequence, mark)]) == [Standing.LOST]
+        )
+
     def forget_remembered(self) -> None:
         """The server answers again: what was only remembered is no longer good enough."""
         self._cache.clear()
@@ -321,8 +407,8 @@ class RedisEngine(LmdbEngine):
     def recheck_more(self) -> bool:
         """Make the order of use, and the blobs' counts of files, say of some more what is so;
         False once all do."""
-        if self._checked_to is None:
-            return False
+        if self._checked_to is None or not self._redo.is_over:
+            return False  # what was lost may say of blobs that they have names
         index, after = self._checked_to
         with super()._reading() as local:
             table = (self._tables.stamp, self._tables.blob)[index]
@@ -405,7 +491,7 @@ class RedisEngine(LmdbEngine):
     def wait_news(self) -> bool:
         """Wait a while until there is something to `catch_up` with; for a thread of its own.
         Raises `Unavailable`."""
-        return self._server.wait_news(self._sequence)
+        return self._server.wait_news(self._seen.sequence)
 
     def add_copy(self, publication: Publication) -> bool:
         """The bytes of a digest have come here from another node, and lie where the publication

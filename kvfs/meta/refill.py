@@ -15,6 +15,7 @@ from kvfs.meta import records, tree
 from kvfs.meta.cluster import ClusterBatch
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Inode
 from kvfs.meta.mirror import Mirror, chunk_record, inode_record
+from kvfs.meta.shared import Commit, SharedTable
 from kvfs.meta.view import Tables
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Refill:
                 self._after = b""
                 continue
             self._after = listed[-1][0]
-            found = [_remember(mirror, parent, name, ino) for name, ino in listed]
+            found = [remember(mirror, parent, name, ino) for name, ino in listed]
             names = [one for one in found if one is not None]
             self._directories += (one.inode.ino for one in names if one.inode.is_directory)
             if names:
@@ -69,7 +70,8 @@ class Refill:
         return []
 
 
-def _remember(mirror: Mirror, parent: int, name: bytes, ino: int) -> Remembered | None:
+def remember(mirror: Mirror, parent: int, name: bytes, ino: int) -> Remembered | None:
+    """What a name stood for."""
     raw = mirror.value(inode_record(ino))
     if raw is None:
         return None
@@ -90,7 +92,7 @@ def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> 
         found = batch.entry(one.parent, one.name)
         if found is None:
             _give_name(batch, one, now_ns)
-        if is_here:
+        if is_here and batch.holders(one.inode.digest):  # else a check of all blobs finds it
             batch.begin_copy(one.inode.digest)
 
 
@@ -110,3 +112,26 @@ def _give_name(batch: ClusterBatch, one: Remembered, now_ns: int) -> None:
     tree.change_directory(batch, batch.directory(one.parent), now_ns, links=int(inode.is_directory))
     if one.chunk is not None:
         batch.put_chunk(inode.ino, one.chunk)
+
+
+def give_back_deed(
+    batch: ClusterBatch, commit: Commit, names: Sequence[Remembered], now_ns: int
+) -> None:
+    """Write what is left of a transaction that cannot be done again as it was: its `names`, where
+    they are free, and which bytes are here."""
+    give_back(batch, names, now_ns)
+    for record in commit.writes:
+        if record.table is SharedTable.COPY:
+            batch.settle_copy(record.split()[0])
+
+
+def remember_deed(mirror: Mirror, commit: Commit) -> list[Remembered]:
+    """The names that a transaction made, as far as they are so still."""
+    found = []
+    for record, value in commit.writes.items():
+        known = mirror.value(record) if record.table is SharedTable.DIRENT and value else None
+        if known is not None:
+            group, name = record.split()
+            ino = records.dirent_ino(known)
+            found.append(remember(mirror, int.from_bytes(group, "big"), name, ino))
+    return [one for one in found if one is not None]

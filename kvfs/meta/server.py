@@ -23,21 +23,24 @@ from kvfs.config import (
     CLUSTER_NEWS_ENTRIES,
 )
 from kvfs.errors import Unavailable
+from kvfs.meta.journal import Point, Standing
 from kvfs.meta.primary import Link, Primary
 from kvfs.meta.shared import Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
 from kvfs.meta.url import Form
 
 NODE_ID_BYTES = 16
+MARK_BYTES = 16
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
 FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
-_SCRIPTS = ("begin", "commit", "dirents", "members", "sweep")
+_SCRIPTS = ("begin", "commit", "dirents", "members", "sweep", "history")
 _ROOT_GROUP = bytes(8)
 _BEGIN_KEYS = (
     b"i" + (1).to_bytes(8, "little"), b"d" + _ROOT_GROUP, b"e" + _ROOT_GROUP,
-    b"inodes", b"seq", b"feed", b"last",
+    b"inodes", b"seq", b"feed", b"last", b"mark",
 )  # fmt: skip
+_FEED_KEYS = (b"seq", b"feed")
 _Answer = TypeVar("_Answer")
 
 
@@ -54,9 +57,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A transaction went through, as the `sequence`th of the cluster."""
+    """A transaction went through, at this place in the cluster's history."""
 
-    sequence: int
+    at: Point
     inodes: int
 
 
@@ -66,13 +69,21 @@ class News:
 
     epoch: bytes
     inodes: int
-    sequence: int  # of the last entry that the server has
-    entries: tuple[tuple[int, bytes, bytes], ...]  # sequence, node, what it wrote of it
+    last: Point  # the last entry that the server has
+    seen: bytes  # the mark of the entry since which this is; empty where the feed has it no more
+    entries: tuple[tuple[Point, bytes, bytes], ...]  # where, which node, what it wrote of it
 
     @property
     def is_all(self) -> bool:
         """Whether these entries lead to the last one."""
-        return not self.entries or self.entries[-1][0] >= self.sequence
+        return not self.entries or self.entries[-1][0].sequence >= self.last.sequence
+
+    def continues(self, known: Point) -> bool:
+        """Whether the server has all that a node knew of when it asked; a feed that was cut does
+        not say, and then it counts as so."""
+        if not known.sequence or known == self.last:
+            return True
+        return known.sequence < self.last.sequence and self.seen in (known.mark, b"")
 
 
 class MetaServer:
@@ -181,19 +192,30 @@ class MetaServer:
         def question(client: "redis.Redis") -> list[Any]:
             # No script: that would take each entry apart, five times the server's work.
             with client.pipeline(transaction=False) as pipe:
-                pipe.mget([self._key(name) for name in (b"epoch", b"inodes", b"seq")])
-                pipe.xrange(self._key(b"feed"), f"({after}-0", "+", CLUSTER_NEWS_ENTRIES)
+                pipe.mget([self._key(name) for name in (b"epoch", b"inodes", b"seq", b"mark")])
+                pipe.xrange(self._key(b"feed"), f"{after}-0", "+", CLUSTER_NEWS_ENTRIES + 1)
                 return pipe.execute()
 
-        (epoch, inodes, sequence), entries = self._ask(question)
-        heard = tuple(
-            (int(entry_id.partition(b"-")[0]), words[:NODE_ID_BYTES], words[NODE_ID_BYTES:])
+        (epoch, inodes, sequence, mark), entries = self._ask(question)
+        shown = [
+            _read_entry(int(entry_id.partition(b"-")[0]), words)
             for entry_id, fields in entries
             for words in fields.values()
-        )
+        ]
+        seen = shown.pop(0)[0].mark if shown and shown[0][0].sequence == after else b""
         # The entries were asked for after the number: one may have come between.
-        last = max(int(sequence or 0), heard[-1][0] if heard else 0)
-        return News(epoch or b"", int(inodes or 0), last, heard)
+        last = Point(int(sequence or 0), mark or b"")
+        if shown and shown[-1][0].sequence > last.sequence:
+            last = shown[-1][0]
+        return News(epoch or b"", int(inodes or 0), last, seen, tuple(shown))
+
+    def history(self, points: Sequence[Point]) -> list[Standing]:
+        """Whether the server has what a node knows of. Raises `Unavailable`."""
+        asked = msgpack.packb(
+            [part for point in points for part in (point.sequence, point.mark)], use_bin_type=False
+        )
+        found = self._run_script("history", [self.prefix, asked], _FEED_KEYS)
+        return [Standing(standing) for standing in found]
 
     def wait_news(self, after: int) -> bool:
         """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
@@ -258,9 +280,9 @@ class MetaServer:
             use_bin_type=False,  # which the server's msgpack does not know
         )
         question = self._script_question("commit", [self.prefix, packed], _keys_of(commit))
-        state, number, count = self._ask(question, tries=2)
+        state, number, count, *mark = self._ask(question, tries=2)
         if state == b"done":
-            return Done(number, count)
+            return Done(Point(number, mark[0]), count)
         if state == b"epoch":
             return Conflict(None)
         return Conflict(values[number][0] if state == b"value" else pages[number][0])
@@ -310,9 +332,15 @@ class _Script:
         return cls(text, hashlib.sha1(text.encode()).hexdigest())
 
 
+def _read_entry(number: int, words: bytes) -> tuple[Point, bytes, bytes]:
+    mark_end = NODE_ID_BYTES + MARK_BYTES
+    at = Point(number, words[NODE_ID_BYTES:mark_end])
+    return at, words[:NODE_ID_BYTES], words[mark_end:]
+
+
 def _keys_of(commit: Commit) -> list[bytes]:
     """All keys that `commit.lua` touches."""
-    keys = {b"last", b"seq", b"inodes", b"feed"}
+    keys = {b"last", b"seq", b"inodes", b"feed", b"mark"}
     for record in (*commit.values, *commit.writes):
         group = record.split()[0] if record.is_grouped else record.key
         keys.add(record.table.value.encode() + group)
