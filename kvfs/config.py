@@ -75,12 +75,36 @@ CLUSTER_NUMBERS_SKIPPED = 65_536  # of 2^32 in a range, at each start after the 
 CLUSTER_FEED_ENTRIES = 65_536  # a node that was away for longer forgets all that it knew
 CLUSTER_NEWS_ENTRIES = 512  # heard in one go
 
+# Copies of one file on several nodes.
+CLUSTER_NODES_MAX = 1000
+COPY_RULES_MAX = 256
+COPIES_WAITING_MAX = 65_536  # files stored here of which other nodes are still to be told
+COPIES_SETTLE_S = 0.5  # after which a new file has the name that it will keep
+COPIES_STEP = 64  # files looked at in one go: a round trip
+COPIES_STEP_S = 0.05  # between two such steps: 1 million files take 15 minutes
+COPIES_SWEEP_S = 10.0  # between two rounds over all files of a node
+COPIES_PATHS_MAX = 16  # names of one file that are compared with the rules
+COPIES_ASKED_MAX = 256  # digests of which a client asks for the holders in one go
+CLUSTER_GONE_S = 15.0  # how long the copies of a node that went still count: it may be back
+HINTS_WAITING_MAX = 65_536  # blobs that other nodes want to be here
+HINTED_FETCHES_MAX = 4  # of them fetched at the same time, beside what readers wait for
+PEER_WORD_S = 2.0  # for a peer to take hints, or to say how it is
+PEER_ROOM_S = 2.0  # how long it is believed what it said of its room
+PEER_ROOMS_ASKED_MAX = 32  # of a large cluster, in one go
+DRAIN_FILES_MAX = 256  # on their way to other nodes at the same time
+DRAIN_BYTES_MAX = 512 * MIB
+DRAIN_TICK_S = 0.05  # between two looks at what has arrived
+DRAIN_AGAIN_S = 5.0  # after which a node that is leaving looks again at what only it has
+DRAIN_TRIES_MAX = 3  # nodes that are asked to take one file
+DRAIN_LEFT_SHOWN = 100  # names of what no node takes
+
 QUARANTINE_FILES_MAX = 64
 QUARANTINE_BYTES_MAX = GIB
 EVICTION_QUESTIONS_MAX = 1024  # about files, in one decision: milliseconds
 VERIFIED_MAX = 262_144  # digests remembered as checked since the node started
 USES_WAITING_MAX = 128  # files in use of which the metadata does not know yet: 2 ms to write
 ORPHANS_MAX = 65_536  # removed files that wait for metadata that can be written
+EVICTION_WINDOW = 96  # coldest files of which those go first that other nodes have as well
 EVICTION_BATCH = 24  # files taken away in one go: more would hold the node for over 10 ms
 IDLE_EXIT_S = 30.0  # a node that a client started leaves this long after its last client
 
@@ -235,6 +259,14 @@ class PeerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyRule:
+    """Files whose paths from the root begin with `prefix` are to be on so many nodes."""
+
+    prefix: bytes
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """How a node is one of many."""
 
@@ -242,6 +274,7 @@ class ClusterConfig:
     name: str = "kvfs"  # of the cluster, where several share a server
     listen: str = ""  # `host:port` to serve peers at; empty: any port, where the server is reached
     insecure: bool = False  # serve peers without keys
+    copies: tuple[CopyRule, ...] = ()  # the rule with the longest prefix counts; else one node
 
 
 @dataclass(frozen=True, slots=True)

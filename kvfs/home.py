@@ -25,6 +25,7 @@ from kvfs.config import (
 )
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
+from kvfs.replicate import parse_rules
 
 STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
@@ -225,7 +226,7 @@ _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
-_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure"}
+_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure", "copies"}
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -278,7 +279,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
     if not isinstance(table, dict):
         raise InvalidInput("cluster", "is no table; write [cluster]")
     _refuse_unknown(table, _CLUSTER_KEYS, "cluster.")
-    for key in _CLUSTER_KEYS - {"insecure"}:
+    for key in _CLUSTER_KEYS - {"insecure", "copies"}:
         if not isinstance(table.get(key, ""), str):
             raise InvalidInput(f"cluster.{key}", f"{table[key]!r:.80} is no text")
     return join_cluster(
@@ -287,6 +288,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
             table.get("name", "kvfs"),
             table.get("listen", ""),
             _parse_switch(table, "insecure", "cluster."),
+            parse_rules(table.get("copies", [])),
         ),
         table.get("metadata", ""),
         "cluster.metadata",

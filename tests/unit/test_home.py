@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import DirectoryConfig, Share
+from kvfs.config import CopyRule, DirectoryConfig, Share
 from kvfs.errors import InvalidInput
-from kvfs.home import load_config, load_config_of_store, parse_limit, show_limit
+from kvfs.home import (
+    load_config,
+    load_config_of_store,
+    parse_config,
+    parse_limit,
+    show_limit,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +119,21 @@ def test_a_damaged_mark_is_described_in_words_of_the_store(tmp_path: Path, text:
     (tmp_path / "store.json").write_text(text)
     with pytest.raises(InvalidInput, match=r"store\.json: is damaged: it must hold .* restore it"):
         BlobDirectory.open(DirectoryConfig(tmp_path))
+
+
+def test_copies_of_a_cluster_are_read_with_it(tmp_path: Path) -> None:
+    (tmp_path / "kvfs.toml").write_text(
+        '[cluster]\nmetadata = "redis://host"\n'
+        '[[cluster.copies]]\nprefix = "kv/a@"\ncopies = 2\n'
+        '[[cluster.copies]]\nprefix = ""\ncopies = 1\n'
+    )
+    config = load_config_of_store([tmp_path])
+    assert config.cluster is not None
+    assert config.cluster.copies == (CopyRule(b"kv/a@", 2), CopyRule(b"", 1))
+    (tmp_path / "kvfs.toml").write_text(
+        '[cluster]\nmetadata = "redis://host"\n[[cluster.copies]]\nprefix = "a"\ncopies = -1\n'
+    )
+    with pytest.raises(InvalidInput, match=r"kvfs\.toml: cluster\.copies\.copies: -1 is no number"):
+        load_config_of_store([tmp_path])
+    with pytest.raises(InvalidInput, match=r"^copies: unknown key; .* belongs below \[cluster\]"):
+        parse_config({"copies": []})

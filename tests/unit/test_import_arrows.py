@@ -21,6 +21,7 @@ PURE = {
     "kvfs.wire",
     "kvfs.arguments",
     "kvfs.evict",
+    "kvfs.replicate",
     "kvfs.stage",
     "kvfs.meta.contract",
     "kvfs.meta.records",
