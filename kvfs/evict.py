@@ -1,8 +1,9 @@
 """Which files leave when room is needed: a pure decision over a view of the metadata.
 
-Least recently used first, with three exceptions. A pinned or kept file never goes. A chunk never
+Least recently used first, with four exceptions. A pinned or kept file never goes. A chunk never
 goes before the cached chunks that continue it, since they are useless without it. So the ancestors
-of a file that stays, stay.
+of a file that stays, stay. And of the coldest files of all those go first whose bytes other nodes
+have as well: they are missed less than a last copy.
 
 `plan` walks the eviction order from its cold end. A chunk that comes up while its continuations are
 cached moves just behind the newest of them, and so does each chunk on the way down to that one: a
@@ -11,11 +12,12 @@ remembered by `restamp`, so that the work is done once. What must stay moves to 
 """
 
 import heapq
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
-from kvfs.config import EVICTION_QUESTIONS_MAX
+from kvfs.config import EVICTION_QUESTIONS_MAX, EVICTION_WINDOW
 from kvfs.meta.contract import Candidate
 
 _PAGE = 32  # candidates read at once
@@ -55,6 +57,7 @@ def plan(
     directory: int | None = None,
     kept: Container[int] = (),
     until_ns: int | None = None,
+    elsewhere: Callable[[Sequence[bytes]], Container[bytes]] | None = None,
 ) -> Decision:
     """Choose at most `limit` files whose going frees `need_bytes`; fewer, or none yet, when that
     takes long. Plan again while room is needed and the decision is not empty.
@@ -62,19 +65,33 @@ def plan(
     `directory`: only bytes in this store directory count, and only its files go, but for those that
     continue one of them. `kept`: files in use, treated as if pinned. `until_ns`: the newest stamp
     when the first of several plans was made; where they come to what has a newer one, all have been
-    looked at.
+    looked at. `elsewhere`: which of these digests other nodes have as well.
     """
-    return _Plan(view, directory, kept).run(need_bytes, limit, until_ns)
+    made = _Plan(view, directory, kept, need_bytes, limit, until_ns)
+    if elsewhere is not None:
+        made.take_copies(elsewhere)
+    return made.run()
 
 
 class _Plan:
     """One decision in the making: the order of eviction as `view` has it, overlaid with what was
     decided so far."""
 
-    def __init__(self, view: EvictionView, directory: int | None, kept: Container[int]) -> None:
+    def __init__(
+        self,
+        view: EvictionView,
+        directory: int | None,
+        kept: Container[int],
+        need_bytes: int,
+        limit: int,
+        until_ns: int | None,
+    ) -> None:
         self._view = view
         self._directory = directory
         self._kept = kept
+        self._need_bytes = need_bytes
+        self._limit = limit
+        self._until_ns = until_ns
         self._evicted: dict[int, None] = {}
         self._stays: dict[int, None] = {}  # kept, or with a continuation that stays
         self._stamps: dict[int, int] = {}
@@ -83,10 +100,29 @@ class _Plan:
         self._freed_bytes = 0
         self._questions = 0
 
-    def run(self, need_bytes: int, limit: int, until_ns: int | None) -> Decision:
+    def take_copies(self, elsewhere: Callable[[Sequence[bytes]], Container[bytes]]) -> None:
+        """Evict, of the coldest files, those that other nodes have as well; the others are left
+        for `run`, as if nobody had looked at them."""
+        coldest = list(islice(self._stream(), EVICTION_WINDOW))
+        if self._until_ns is not None:
+            coldest = [c for c in coldest if c.used_ns <= self._until_ns]
+        copied = elsewhere([candidate.digest for candidate in coldest]) if coldest else ()
+        for candidate in coldest:
+            if self._is_enough() or self._questions >= EVICTION_QUESTIONS_MAX:
+                break
+            if candidate.digest not in copied or self._must_stay(candidate):
+                continue
+            if not self._cached_continuations(candidate.ino):
+                self._evict(candidate)
+
+    def _is_enough(self) -> bool:
+        return self._freed_bytes >= self._need_bytes or len(self._evicted) >= self._limit
+
+    def run(self) -> Decision:
         is_cut = False
+        until_ns = self._until_ns
         for candidate in self._in_order():
-            if self._freed_bytes >= need_bytes or len(self._evicted) >= limit:
+            if self._is_enough():
                 break
             if until_ns is not None and not self._evicted and candidate.used_ns > until_ns:
                 break

@@ -6,6 +6,7 @@ older than the last entry of the feed that was heard.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
 from kvfs.meta.records import NO_DIRENT
@@ -14,10 +15,16 @@ from kvfs.meta.shared import FIRST_PAGE_MEMBERS, Commit, Page, Record, SharedTab
 _Group = tuple[SharedTable, bytes]
 
 
+class PageSource(Source, Protocol):
+    """A source that is asked for many pages at once."""
+
+    def pages(self, wanted: Sequence[Page]) -> list[tuple[bytes, ...]]: ...
+
+
 class Known:
     """`Source` before another one. The oldest records go first."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PageSource) -> None:
         self._source = source
         self._values: dict[SharedTable, OrderedDict[bytes, bytes | None]] = {
             table: OrderedDict() for table in SharedTable
@@ -49,14 +56,25 @@ class Known:
         if pages is not None and page in pages:
             return pages[page]
         members = self._source.members(page)
-        if page.limit > FIRST_PAGE_MEMBERS:
-            return members  # of a listing, which begins anywhere: hardly asked for again
+        if page.limit <= FIRST_PAGE_MEMBERS:  # else of a listing: hardly asked for again
+            self._keep_page(page, members)
+        return members
+
+    def read_pages_ahead(self, pages: Iterable[Page]) -> None:
+        """Have the first pages of many groups in one round trip."""
+        missing = [p for p in pages if p not in self._groups.get((p.table, p.group), {})]
+        if missing:
+            for page, members in zip(missing, self._source.pages(missing), strict=True):
+                self._keep_page(page, members)
+
+    def _keep_page(self, page: Page, members: tuple[bytes, ...]) -> None:
+        group = page.table, page.group
+        pages = self._groups.get(group)
         if pages is None:
             pages = self._groups[group] = {}
             if len(self._groups) > CLUSTER_GROUPS_CACHED_MAX:
                 self._groups.popitem(last=False)
         pages[page] = members
-        return members
 
     def forget(self, records: Iterable[Record]) -> None:
         """These were changed by somebody."""

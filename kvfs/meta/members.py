@@ -14,6 +14,8 @@ from kvfs.meta.server import MetaServer
 
 _NONE = -1  # the number of a list that nobody has seen
 
+Endpoint = tuple[bytes, str, str, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -26,6 +28,12 @@ class Member:
     store: str
     started_ns: int
     boot_id: str = ""  # of its machine
+    is_leaving: bool = False  # it takes nothing any more, and moves to others what only it has
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What is the same as long as connections to it may live."""
+        return self.node_id, self.address, self.public_key, self.started_ns
 
 
 class Members:
@@ -40,6 +48,11 @@ class Members:
         self._number = _NONE  # of the list
         self._list: tuple[Member, ...] = ()
         self._present: dict[bytes, Member] = {}
+
+    def describe(self, me: Member) -> None:
+        """From the next renewal on, this is what the node says of itself."""
+        assert me.endpoint == self._me.endpoint
+        self._me = me
 
     def renew(self) -> tuple[Member, ...]:
         """Be a member for another while; all who are, with this node. Raises `Unavailable`, also
@@ -91,6 +104,7 @@ def _pack(member: Member) -> bytes:
             member.store,
             member.started_ns,
             member.boot_id,
+            member.is_leaving,
         ]
     )
     assert isinstance(packed, bytes)

@@ -23,6 +23,7 @@ from kvfs.config import (
     CLUSTER_CONFLICTS_MAX,
     CLUSTER_LEASE_S,
     CLUSTER_NEWS_ENTRIES,
+    CLUSTER_NODES_MAX,
     CLUSTER_SWEEP_KEYS,
     META_BYTES_MAX,
     RECHECK_STEP,
@@ -39,7 +40,7 @@ from kvfs.meta.cluster import (
     decode_news,
     encode_news,
 )
-from kvfs.meta.contract import DIGEST_BYTES, Inode, Publication, Usage
+from kvfs.meta.contract import DIGEST_BYTES, Blob, Inode, Publication, Usage
 from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
@@ -56,7 +57,14 @@ from kvfs.meta.refill import (
     remember_deed,
 )
 from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer, News
-from kvfs.meta.shared import Commit, Page, Record, SharedTable, SharedTransaction
+from kvfs.meta.shared import (
+    Commit,
+    Page,
+    Record,
+    SharedTable,
+    SharedTransaction,
+    copies_page,
+)
 from kvfs.meta.view import InodeCache, View
 from kvfs.meta.ways import Ways, find_ways
 
@@ -483,6 +491,27 @@ class RedisEngine(LmdbEngine):
         with self._reading() as view:
             assert isinstance(view, ClusterView)
             return view.copies(digest)
+
+    def copies_of(self, digests: Sequence[bytes]) -> list[set[bytes]]:
+        """As `copies`, of many at once: one round trip for those that are not known. Raises
+        `Unavailable`."""
+        self._known.read_pages_ahead(map(copies_page, digests))
+        with self._reading() as view:
+            assert isinstance(view, ClusterView)
+            return [set(view.copies(digest)) for digest in digests]
+
+    def ask_copies(self, digests: Sequence[bytes]) -> list[set[bytes]]:
+        """As `copies_of`, for a walk over everything: nothing of it is kept."""
+        pages = [copies_page(digest, CLUSTER_NODES_MAX) for digest in digests]
+        return [set(found) for found in self._server.pages(pages)] if pages else []
+
+    def own_blobs(self, after: bytes, limit: int) -> list[Blob]:
+        """The next blobs whose files are here, doomed ones among them, in order of their digests
+        from behind `after`."""
+        with super()._reading() as local:
+            keys = list(islice(local.keys(self._tables.blob, b"", after), limit))
+            found = [local.blob(key) for key in keys]
+        return [blob for blob in found if blob is not None]
 
     def members(self, me: Member, lease_s: float = CLUSTER_LEASE_S) -> Members:
         """The list of nodes, with this one on it as it describes itself."""

@@ -75,6 +75,11 @@ class Page:
     limit: int
 
 
+def copies_page(digest: bytes, limit: int = FIRST_PAGE_MEMBERS) -> Page:
+    """The first of the nodes that have the bytes of a digest."""
+    return Page(SharedTable.COPY, digest, b"", limit)
+
+
 class Source(Protocol):
     """Where records come from; what they say may be old."""
 

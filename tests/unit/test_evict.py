@@ -1,5 +1,6 @@
 """Eviction decisions over a small view: order, prefixes, pins, shared blobs, directories."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs import evict
+from kvfs.config import EVICTION_WINDOW
 from kvfs.evict import Decision
 from kvfs.meta.contract import Candidate
 
@@ -266,3 +268,72 @@ def test_unrelated_files_keep_their_order(store: Store) -> None:
     store.parents.clear()
     everything = [c.ino for c in store.coldest(99)]
     assert list(evict.plan(store, 10**9, 99).evict) == everything
+
+
+# Last copies --------------------------------------------------------------------------------------
+def among(*numbers: int) -> Callable[[Sequence[bytes]], set[bytes]]:
+    """What other nodes have: the digests of these files."""
+    held = {bytes([number % 256]) * 16 for number in numbers}
+    return held.intersection
+
+
+def test_of_the_coldest_those_go_first_that_others_have() -> None:
+    store = Store()
+    for ino in range(1, 6):
+        store.add(ino, ino * 10)
+    assert evict.plan(store, 20, 9, elsewhere=among(3, 5)) == Decision((3, 5), (), 20)
+    assert evict.plan(store, 30, 9, elsewhere=among(3, 5)) == Decision((3, 5, 1), (), 30)
+    assert evict.plan(store, 30, 2, elsewhere=among(5)) == Decision((5, 1), (), 20)
+    assert evict.plan(store, 20, 9, elsewhere=among()) == evict.plan(store, 20, 9)
+
+
+def test_copies_beyond_the_coldest_wait_for_their_turn() -> None:
+    store = Store()
+    for ino in range(1, 2 * EVICTION_WINDOW):
+        store.add(ino, ino, digest=ino.to_bytes(16, "big"))
+    far = (EVICTION_WINDOW + 1).to_bytes(16, "big")
+    assert evict.plan(store, 10, 9, elsewhere=lambda digests: {far}).evict == (1,)
+    near = EVICTION_WINDOW.to_bytes(16, "big")
+    assert evict.plan(store, 10, 9, elsewhere=lambda digests: {near}).evict == (EVICTION_WINDOW,)
+
+
+def test_what_is_newer_than_the_round_is_no_candidate() -> None:
+    store = Store()
+    store.add(1, 10)
+    store.add(2, 30)
+    assert evict.plan(store, 10, 9, until_ns=20, elsewhere=among(2)).evict == (1,)
+
+
+def test_a_copy_of_a_prefix_stays_as_long_as_its_suffix() -> None:
+    store = Store()
+    store.add(1, 10)
+    store.add(2, 20, parent=1)
+    store.add(3, 15)
+    assert evict.plan(store, 10, 9, elsewhere=among(1)).evict == (3,)
+    assert evict.plan(store, 10, 9, elsewhere=among(1, 2)).evict == (2,)
+    assert evict.plan(store, 10, 9, kept={2}, elsewhere=among(1, 2)).evict == (3,)
+
+
+@given(stores(), st.integers(1, 60), st.integers(1, 5), st.sets(st.integers(0, 20)))
+def test_last_copies_and_others_leave_as_many_bytes_and_no_suffix(
+    store: Store, need_bytes: int, limit: int, held: set[int]
+) -> None:
+    stay = staying(store, set())
+    freed = 0
+    possible = 10 * len(
+        {c.digest for c in store.files.values()} - {store.files[ino].digest for ino in stay}
+    )
+    while freed < need_bytes:
+        decision = evict.plan(store, need_bytes - freed, limit, elsewhere=among(*held))
+        if not decision.evict:
+            break
+        assert len(decision.evict) <= limit
+        assert len(set(decision.evict)) == len(decision.evict)
+        left = dict(store.parents)
+        for ino in decision.evict:
+            assert ino not in stay
+            assert ino not in left.values(), "a prefix went before its suffix"
+            left.pop(ino, None)
+        store.apply(decision)
+        freed += decision.freed_bytes
+    assert min(need_bytes, possible) <= freed < need_bytes + 10
