@@ -20,6 +20,8 @@ from kvfs.shell.arguments import build_parser
 from kvfs.shell.mount8 import MOUNT_FAILED, USAGE, is_helper_call, parse_helper_call
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvfs.shell.locate import Mounted, Place
     from kvfs.shell.views import Session
 
@@ -166,6 +168,37 @@ def _du(session: "Session", arguments: Arguments) -> int:
     return views.du(session, depth=arguments.depth)
 
 
+def _leave(arguments: Arguments) -> int:
+    if arguments.place is not None:
+        if arguments.store is not None:
+            raise InvalidInput(arguments.place, "and --store are two; name one")
+        arguments.store = _store_at(arguments.place)
+    return _with_session(_leave_node)(arguments)
+
+
+def _leave_node(session: "Session", arguments: Arguments) -> int:
+    from kvfs.shell import leave
+
+    return leave.leave(session)
+
+
+def _store_at(place: str) -> "Path":
+    """The store that a person named by its directory, or by where it is mounted; a mount is not
+    asked, for it may hang."""
+    from pathlib import Path
+
+    from kvfs.home import is_store
+
+    named = os.path.abspath(place)
+    above, last = os.path.split(named)
+    for mounted in _find_mounts():
+        if os.fspath(mounted.mountpoint) in (named, os.path.join(os.path.realpath(above), last)):
+            return mounted.store
+    if is_store(Path(named)):
+        return Path(named)
+    raise InvalidInput(named, "is neither a kvfs store nor where one is mounted")
+
+
 def _verify(session: "Session", arguments: Arguments) -> int:
     from kvfs.shell import views
 
@@ -289,6 +322,7 @@ COMMANDS: dict[str, Run] = {
     "mount": _mount,
     "umount": _umount,
     "serve": _serve,
+    "leave": _leave,
     "init": _init,
     "doctor": _doctor,
     "config": _config,

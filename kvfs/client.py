@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CLIENT_DEADLINE_S,
+    COPIES_ASKED_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
@@ -30,6 +31,7 @@ from kvfs.connection import Connection
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
+from kvfs.replicate import Holder
 from kvfs.start import NodeStarter
 from kvfs.wire import (
     Reply,
@@ -320,6 +322,23 @@ class Client:
     def rebuild(self) -> int:
         """Give chunk files whose metadata was lost their names again; how many."""
         return int(self._call("rebuild", deadline_s=_LONG_DEADLINE_S)[0])
+
+    def copies(self, digests: Sequence[bytes]) -> list[list[Holder]] | None:
+        """The nodes that have the bytes of each digest; None when the node is in no cluster."""
+        copies: list[list[Holder]] = []
+        for batch in _batches(digests, COPIES_ASKED_MAX):
+            answer = self._call("copies", batch)[0]
+            if answer is None:
+                return None
+            holders = [unpack_record(Holder, value) for value in answer[1]]
+            copies += [[holders[number] for number in numbers] for numbers in answer[0]]
+        return copies
+
+    def leave(self, *, begin: bool = True) -> dict[str, Any]:
+        """Have the node leave its cluster, or only ask how far it is; see
+        `kvfs.cluster.drain.Drain.describe`. Raises `InvalidInput` when it is in none."""
+        leaving: dict[str, Any] = self._call("leave", begin)[0]
+        return leaving
 
     def status(self) -> dict[str, Any]:
         """See `kvfs.status.status_of`."""

@@ -15,6 +15,7 @@ class Counters:
     published_bytes: int = 0
     deduplicated_bytes: int = 0
     fetched_bytes: int = 0  # from other nodes
+    hinted_files: int = 0  # fetched because another node asked for it
     evicted_files: int = 0
     evicted_bytes: int = 0
     corrupt_blobs: int = 0

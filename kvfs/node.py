@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Evicted, Reclaim
+from kvfs.replicate import Holder
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes, digest_file
@@ -75,6 +76,18 @@ class Neighbours(Protocol):
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that others have as well, and say which."""
+
+    def held_elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
+        """Those of the digests that others have as well, as far as it is known; never fails."""
+
+    def published(self, inode: Inode) -> None:
+        """A file has got its bytes here: others may have to have them as well. Takes no time."""
+
+    def copies(self, digests: Sequence[bytes]) -> list[list[Holder]]:
+        """Which nodes have the bytes of each digest."""
+
+    def leave(self, *, begin: bool) -> dict[str, object]:
+        """Begin to leave, or only say how far it is; see `kvfs.cluster.drain`."""
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`."""
@@ -456,6 +469,8 @@ class Node:
 
     def _tell_published(self, published: Published) -> None:
         self.uses.forget(published.inode.ino)
+        if self.neighbours is not None:
+            self.neighbours.published(published.inode)
         if published.parent:
             self.notify(published.parent, published.name, published.inode.ino)
         if published.replaced is not None:
@@ -499,6 +514,7 @@ class Node:
             directory=index,
             kept=self._held.keys(),
             until_ns=until_ns,
+            elsewhere=None if self.neighbours is None else self.neighbours.held_elsewhere,
         )
         self.meta.restamp(decision.restamp)
         self.drop_files(decision.evict)

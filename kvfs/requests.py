@@ -20,13 +20,14 @@ from kvfs.arguments import (
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CHUNK_BYTES_MAX,
+    COPIES_ASKED_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
 )
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import ChunkInfo, Inode
-from kvfs.names import check_publishable
+from kvfs.names import check_publishable, escape
 from kvfs.node import Node, Referral
 from kvfs.stage import Content, Stage
 from kvfs.status import status_of
@@ -420,6 +421,30 @@ async def _rebuild(session: Session, arguments: list[Any], descriptors: list[int
     return await rebuild(session.node)
 
 
+async def _copies(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """For each digest the numbers of its holders in the list that follows; None: no cluster."""
+    digests = checked_digests(arguments[0])
+    if len(digests) > COPIES_ASKED_MAX:
+        raise InvalidInput("digests", f"are {len(digests)}; ask for {COPIES_ASKED_MAX} at a time")
+    if session.node.neighbours is None:
+        return None
+    found = session.node.neighbours.copies(digests)
+    holders = {holder.node_id: holder for copies in found for holder in copies}
+    numbers = {node_id: number for number, node_id in enumerate(holders)}
+    return [
+        [[numbers[holder.node_id] for holder in copies] for copies in found],
+        [pack_record(holder) for holder in holders.values()],
+    ]
+
+
+async def _leave(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    neighbours = session.node.neighbours
+    if neighbours is None:
+        home = escape(os.fsencode(session.node.config.home))
+        raise InvalidInput(home, "is in no cluster, so there is nothing to leave")
+    return neighbours.leave(begin=arguments[0])
+
+
 async def _status(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     return status_of(session.node)
 
@@ -447,5 +472,7 @@ _HANDLERS: dict[str, tuple[tuple[type, ...], Handler]] = {
     "verify": ((list,), _verify),
     "gc": ((), _gc),
     "rebuild": ((), _rebuild),
+    "copies": ((list,), _copies),
+    "leave": ((bool,), _leave),
     "status": ((), _status),
 }

@@ -18,12 +18,13 @@ from kvfs.config import BATCH_ITEMS_MAX, FRAME_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
+from kvfs.replicate import Holder
 
 PROTOCOL = 4
 _PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 
-Record = TypeVar("Record", Inode, Blob, ChunkInfo)
+Record = TypeVar("Record", Inode, Blob, ChunkInfo, Holder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +211,12 @@ def _unpack_error(kind: str, subject: Any, reason: str) -> KvfsError:
 
 
 # A listing of ten million files passes here: names and types of fields are looked up once.
-_FIELDS = {kind: attrgetter(*(f.name for f in fields(kind))) for kind in (Inode, Blob, ChunkInfo)}
-_KINDS = {kind: [f.type for f in fields(kind)] for kind in (Inode, Blob, ChunkInfo)}
+_RECORDS = (Inode, Blob, ChunkInfo, Holder)
+_FIELDS = {kind: attrgetter(*(f.name for f in fields(kind))) for kind in _RECORDS}
+_KINDS = {kind: [f.type for f in fields(kind)] for kind in _RECORDS}
 
 
-def pack_record(record: Inode | Blob | ChunkInfo) -> list[Any]:
+def pack_record(record: Inode | Blob | ChunkInfo | Holder) -> list[Any]:
     """The fields of a flat record, in order."""
     return list(_FIELDS[type(record)](record))
 

@@ -39,8 +39,7 @@ class Reply:
 
 
 class EngineProcess:
-    """See `tests/e2e/programs/vllm_engine.py`. `store` None: without any connector. `prefix` runs
-    commands where the engine is to be."""
+    """See `tests/e2e/programs/vllm_engine.py`. `store` None: without any connector."""
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class EngineProcess:
         settings: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
-        prefix: Sequence[str] = (),
     ) -> None:
         self.log = log
         arguments: dict[str, Any] = {
@@ -74,7 +72,7 @@ class EngineProcess:
         read_end, write_end = os.pipe()
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [*prefix, python, PROGRAM, str(write_end), json.dumps(arguments)],
+                [python, PROGRAM, str(write_end), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -7,17 +7,21 @@ worker threads. The peers' server has threads of its own, which ask the node in 
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 
 from kvfs.boot import boot_id
+from kvfs.cluster.copies import Copies
+from kvfs.cluster.drain import Drain
 from kvfs.cluster.fetcher import Fetcher
+from kvfs.cluster.hints import Hints
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.referrals import Referrals
 from kvfs.cluster.source import NodeSource
+from kvfs.cluster.takers import Takers
 from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_RENEW_S, ClusterConfig
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.contract import Inode
@@ -29,6 +33,7 @@ from kvfs.node import Change, Node, Referral
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
 from kvfs.peers.server import PeerServer
+from kvfs.replicate import Holder
 
 KEY_NAME = "peer.key"
 log = logging.getLogger(__name__)
@@ -46,8 +51,9 @@ class Cluster:
         keys = None if config.insecure else Keys(pair, served)
         reachable = _own_address(config.metadata)
         listen = config.listen or f"{reachable}:0"
+        self._hints = Hints(node)
         self._server = PeerServer(
-            NodeSource(node, trio.lowlevel.current_trio_token()),
+            NodeSource(node, self._hints, trio.lowlevel.current_trio_token()),
             listen,
             engine.node_id,
             config.name,
@@ -75,6 +81,9 @@ class Cluster:
         self._location = Location(engine, self._membership)
         self._fetcher = Fetcher(node, engine, self._location, self._ask_again)
         self._referrals = Referrals(engine, self._location)
+        takers = Takers(self._membership)
+        self._copies = Copies(engine, self._membership, takers, config.copies)
+        self._drain = Drain(engine, self._membership, takers, node.open_blobs, node.directories)
         self._is_cut_off = False
 
     @asynccontextmanager
@@ -89,6 +98,9 @@ class Cluster:
                 nursery.start_soon(self._renew_always)
                 nursery.start_soon(self._listen_always)
                 nursery.start_soon(self._refill_always)
+                nursery.start_soon(self._hints.work_always, self._fetcher.bring)
+                nursery.start_soon(self._copies.run)
+                nursery.start_soon(self._drain.run)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -187,6 +199,27 @@ class Cluster:
         which. Their blobs are doomed."""
         return self._location.give_up(digests)
 
+    def held_elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
+        """Those of the digests that others hold as well, as far as it is known; never fails."""
+        return self._location.held_elsewhere(digests)
+
+    def copies(self, digests: Sequence[bytes]) -> list[list[Holder]]:
+        """Which nodes have the bytes of each digest. Raises `Unavailable`."""
+        return self._location.copies(digests)
+
+    def published(self, inode: Inode) -> None:
+        """A file has got its bytes here: others may have to have them as well."""
+        self._copies.published(inode)
+        self._drain.published()
+
+    # Leaving ------------------------------------------------------------------------------------
+    def leave(self, *, begin: bool) -> dict[str, object]:
+        """Begin to leave, or only say how far it is; see `Drain.describe`."""
+        if begin:
+            self._hints.refuse()
+            self._drain.begin()
+        return self._drain.describe()
+
     def describe(self) -> dict[str, object]:
         """For `kvfs status` and `.kvfs/nodes`."""
         return {
@@ -200,6 +233,7 @@ class Cluster:
                     "address": member.address,
                     "store": member.store,
                     "is_this": member.node_id == self._membership.me.node_id,
+                    "is_leaving": member.is_leaving,
                 }
                 for member in self._membership.present
             ],

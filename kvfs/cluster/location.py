@@ -1,13 +1,18 @@
 """Which of the other nodes have the bytes of a file."""
 
+import logging
 import random
 from collections.abc import Sequence
 
 from kvfs.cluster.membership import Membership
 from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
+from kvfs.errors import KvfsError
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.peers.client import PeerClient
+from kvfs.replicate import Holder
+
+log = logging.getLogger(__name__)
 
 
 class Location:
@@ -34,6 +39,32 @@ class Location:
         return [self._membership.client(member) for member in chosen]
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Give up this node's copies of those digests that other nodes hold as well, and say
-        which. Their blobs are doomed."""
-        return self._engine.end_copies(digests, self._membership.others())
+        """Give up this node's copies of those digests that other nodes hold as well and will go on
+        holding, and say which. Their blobs are doomed."""
+        return self._engine.end_copies(digests, self._membership.staying())
+
+    def held_elsewhere(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those of the digests that others hold as well and will go on holding; none of them while
+        the server does not answer."""
+        others = self._membership.staying().keys()
+        try:
+            found = self._engine.known_copies(digests)
+        except KvfsError as error:
+            log.info("who else has what is not known: %s", error)
+            return set()
+        return {digest for digest, ids in zip(digests, found, strict=True) if ids & others}
+
+    def copies(self, digests: Sequence[bytes]) -> list[list[Holder]]:
+        """Which nodes have the bytes of each digest, this one among them. Raises `Unavailable`."""
+        known = {member.node_id: member for member in self._membership.present}
+        return [
+            [self._holder(node_id, known.get(node_id)) for node_id in sorted(ids)]
+            for ids in self._engine.ask_copies(digests)
+        ]
+
+    def _holder(self, node_id: bytes, member: Member | None) -> Holder:
+        is_this = node_id == self._membership.me.node_id
+        if member is None:
+            return Holder(node_id, "gone", is_this=is_this)
+        state = "leaving" if member.is_leaving else "present"
+        return Holder(node_id, state, member.host, member.address, member.store, is_this)

@@ -1,13 +1,15 @@
 """The other nodes, as this one knows them: who is there, and a connection to each."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import trio
 
-from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S
+from kvfs.config import CLUSTER_GONE_S, CLUSTER_LEASE_S, CLUSTER_RENEW_S
 from kvfs.errors import Unavailable
-from kvfs.meta.members import Member, Members
+from kvfs.meta.members import Endpoint, Member, Members
 from kvfs.peers.client import PeerClient
+from kvfs.replicate import Standing
 
 
 class Membership:
@@ -26,12 +28,14 @@ class Membership:
         self._members = members
         self._served = served
         self._connect = connect
-        self._clients: dict[Member, PeerClient] = {}
+        self._clients: dict[Endpoint, PeerClient] = {}
         self._renewal = trio.Lock()
+        self._went_s: dict[bytes, float] = {}  # who is there no more, and since when
         self.me = me
         self.present: tuple[Member, ...] = (me,)
         self._others: dict[bytes, Member] = {}
         self._missed: dict[bytes, tuple[Member, float]] = {}  # and until when they may come back
+        self._staying: dict[bytes, Member] = {}
 
     async def join(self) -> None:
         """Become a member; after the lease has ended that this node had before it died. Raises
@@ -74,24 +78,50 @@ class Membership:
         """Know who is there: whom to serve, whom to ask."""
         if present == self.present:
             return
+        now_s = trio.current_time()
+        self._went_s |= {m.node_id: now_s for m in self.present if not m.is_leaving}
+        for member in present:
+            self._went_s.pop(member.node_id, None)
+        self._went_s = {i: s for i, s in self._went_s.items() if now_s - s < CLUSTER_GONE_S}
         self.present = present
         self._others = {m.node_id: m for m in present if m.node_id != self.me.node_id}
+        self._staying = {i: m for i, m in self._others.items() if not m.is_leaving}
         others = set(self._others.values())
         self._served.update({m.public_key: m.store for m in others if m.public_key})
         for key in self._served.keys() - {m.public_key for m in others}:
             del self._served[key]
-        for member in self._clients.keys() - others:
-            self._clients.pop(member).abandon()
+        for endpoint in self._clients.keys() - {member.endpoint for member in others}:
+            self._clients.pop(endpoint).abandon()
 
     def others(self) -> Mapping[bytes, Member]:
         """All but this node, by their ids."""
         return self._others
 
+    def staying(self) -> Mapping[bytes, Member]:
+        """Those of the others that are not leaving."""
+        return self._staying
+
+    def standing(self) -> Standing:
+        """Who counts where copies are counted."""
+        staying = {m.node_id for m in self.present if not m.is_leaving}
+        if self.me.is_leaving:
+            staying.discard(self.me.node_id)  # whatever the server was told until now
+        now_s = trio.current_time()
+        just_went = {i for i, s in self._went_s.items() if now_s - s < CLUSTER_GONE_S}
+        return Standing(self.me.node_id, frozenset(staying), frozenset(staying | just_went))
+
+    async def begin_leaving(self) -> None:
+        """Tell all that nothing is to be put here any more. Raises `Unavailable`: then they will
+        hear of it with the next renewal."""
+        self.me = replace(self.me, is_leaving=True)
+        self._members.describe(self.me)
+        await self.renew()
+
     def client(self, member: Member) -> PeerClient:
         """What asks a peer; it lives as long as the peer is a member."""
-        client = self._clients.get(member)
+        client = self._clients.get(member.endpoint)
         if client is None:
-            client = self._clients[member] = self._connect(member)
+            client = self._clients[member.endpoint] = self._connect(member)
         return client
 
     def close(self) -> None:

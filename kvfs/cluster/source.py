@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import trio
 
+from kvfs.cluster.hints import Hints
 from kvfs.errors import Unavailable
 from kvfs.node import Node
 from kvfs.peers.messages import Health
@@ -17,8 +18,9 @@ class NodeSource:
     """`kvfs.peers.source.Source` of a node: asked by the peer server's threads, answered in the
     node's own."""
 
-    def __init__(self, node: Node, token: trio.lowlevel.TrioToken) -> None:
+    def __init__(self, node: Node, hints: Hints, token: trio.lowlevel.TrioToken) -> None:
         self._node = node
+        self._hints = hints
         self._token = token
 
     def _ask(self, question: Callable[[], _Result]) -> _Result:
@@ -38,11 +40,11 @@ class NodeSource:
         return self._ask(lambda: self._node.open_blob(digest))
 
     def hinted(self, digests: Sequence[bytes]) -> None:
-        """Nothing is done on a hint yet: blobs come when they are asked for."""
+        self._ask(lambda: self._hints.take(digests))
 
     def health(self) -> Health:
         def ask() -> Health:
             uptime_s = (time.time_ns() - self._node.started_ns) / 1e9
-            return Health(self._node.statfs().free_bytes, 0.0, max(0.0, uptime_s))
+            return Health(self._hints.spare_bytes(), 0.0, max(0.0, uptime_s))
 
         return self._ask(ask)

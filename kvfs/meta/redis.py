@@ -492,7 +492,7 @@ class RedisEngine(LmdbEngine):
             assert isinstance(view, ClusterView)
             return view.copies(digest)
 
-    def copies_of(self, digests: Sequence[bytes]) -> list[set[bytes]]:
+    def known_copies(self, digests: Sequence[bytes]) -> list[set[bytes]]:
         """As `copies`, of many at once: one round trip for those that are not known. Raises
         `Unavailable`."""
         self._known.read_pages_ahead(map(copies_page, digests))
@@ -501,7 +501,7 @@ class RedisEngine(LmdbEngine):
             return [set(view.copies(digest)) for digest in digests]
 
     def ask_copies(self, digests: Sequence[bytes]) -> list[set[bytes]]:
-        """As `copies_of`, for a walk over everything: nothing of it is kept."""
+        """As `known_copies`, for a walk over everything: nothing of it is kept."""
         pages = [copies_page(digest, CLUSTER_NODES_MAX) for digest in digests]
         return [set(found) for found in self._server.pages(pages)] if pages else []
 

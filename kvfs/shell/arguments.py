@@ -165,6 +165,19 @@ def _add_running(commands: Commands) -> None:
         help="leave so long after the last client; log to node.log only",
     )
 
+    parser = _add_store(
+        _add(
+            commands,
+            "leave",
+            "move what only this node of a cluster has to other nodes",
+            "Returns when the node may be stopped without loss. Exit code 1 when other nodes have\n"
+            "no room for all: what is left is printed. A node that starts again is a full member.",
+        )
+    )
+    parser.add_argument(
+        "place", nargs="?", type=_some, metavar="STORE|MOUNTPOINT", help="default: the only mount"
+    )
+
     parser = _add(commands, "init", "make an empty store with a configuration to edit")
     parser.add_argument("directory", type=_path, nargs="?", metavar="DIR")
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvfs.chunk import DTYPE_BYTES, ChunkHeader, TensorSpec, payload_bytes
@@ -10,6 +10,7 @@ from kvfs.client import Client
 from kvfs.errors import Corrupt
 from kvfs.inspect import FileFacts, describe
 from kvfs.names import escape
+from kvfs.replicate import Holder
 from kvfs.shell.render import count_text, facts, mode_text, size_text, table, write_json
 from kvfs.shell.views import Session, inode_document
 from kvfs.stored import read_header
@@ -32,16 +33,51 @@ def look_at_header(client: Client, path: bytes) -> ChunkHeader | None:
 def show(session: Session, word: str) -> int:
     """`kvfs show PATH|DIGEST`."""
     found = describe(session.client, session.place.paths[0], word)
-    header = look_at_header(session.client, found.path) if found.inode.is_published else None
+    # Of a file that only other nodes have, a look must not bring the bytes here.
+    header = look_at_header(session.client, found.path) if found.blob is not None else None
     directories = session.client.status()["directories"]
     place = None
     if found.blob is not None and found.blob.directory < len(directories):
         place = directories[found.blob.directory].get("path")
+    holders = _find_holders(session.client, found)
     if session.is_json:
-        write_json(session.out, _document(found, header, place))
+        write_json(session.out, _document(found, header, place, holders))
     else:
-        session.lines(_lines(session, found, header, place))
+        session.lines(_lines(session, found, header, place, holders))
     return 0
+
+
+def _find_holders(client: Client, found: FileFacts) -> list[Holder] | None:
+    """Where copies lie: here first, then where they are within reach. None outside a cluster."""
+    if not found.inode.is_published:
+        return None
+    copies = client.copies([found.inode.digest])
+    if copies is None:
+        return None
+    order = ("present", "leaving", "gone")
+    return sorted(copies[0], key=lambda h: (not h.is_this, order.index(h.state), h.host, h.address))
+
+
+def _holder_line(holder: Holder) -> str:
+    if holder.is_this:
+        where = "this node"
+    elif holder.host or holder.address:
+        where = f"{holder.host}:{holder.store} at {holder.address}"
+    else:
+        where = "a node that is not there"
+    leaving = ", leaving" if holder.state == "leaving" else ""
+    return f"{where}{leaving} (id {holder.node_id.hex()})"
+
+
+def _holder_document(holder: Holder) -> dict[str, Any]:
+    return {
+        "node": holder.node_id.hex(),
+        "state": holder.state,
+        "is_this": holder.is_this,
+        "host": holder.host or None,
+        "address": holder.address or None,
+        "store": holder.store or None,
+    }
 
 
 def _blob_file(found: FileFacts, place: str) -> str:
@@ -49,7 +85,12 @@ def _blob_file(found: FileFacts, place: str) -> str:
     return os.path.join(place, "blobs", name[:2], name[2:4], name)
 
 
-def _document(found: FileFacts, header: ChunkHeader | None, place: str | None) -> dict[str, Any]:
+def _document(
+    found: FileFacts,
+    header: ChunkHeader | None,
+    place: str | None,
+    holders: Sequence[Holder] | None,
+) -> dict[str, Any]:
     blob, info = found.blob, found.chunk
     return {
         **inode_document(found.path, found.inode),
@@ -61,6 +102,7 @@ def _document(found: FileFacts, header: ChunkHeader | None, place: str | None) -
             "allocated_bytes": blob.allocated_bytes,
             "references": blob.references,
         },
+        "copies": holders and [_holder_document(holder) for holder in holders],
         "same_bytes": ["/" + escape(path) for path in found.same_bytes],
         "chunk": info
         and {
@@ -101,7 +143,11 @@ def _tensor_bytes(tensor: TensorSpec) -> int:
 
 
 def _lines(
-    session: Session, found: FileFacts, header: ChunkHeader | None, place: str | None
+    session: Session,
+    found: FileFacts,
+    header: ChunkHeader | None,
+    place: str | None,
+    holders: Sequence[Holder] | None,
 ) -> Iterator[str]:
     inode, blob, info = found.inode, found.blob, found.chunk
     pairs = [
@@ -122,6 +168,9 @@ def _lines(
         where = "a directory that is missing" if place is None else _blob_file(found, place)
         pairs.append(("blob", escape(os.fsencode(where))))
         pairs.append(("on disk", size_text(blob.allocated_bytes)))
+    elif holders is not None:
+        pairs.append(("blob", "not on this node"))
+    pairs += [("copy", escape(os.fsencode(_holder_line(holder)))) for holder in holders or ()]
     for path in found.same_bytes[:SAME_BYTES_SHOWN]:
         pairs.append(("same bytes", "/" + escape(path)))
     if len(found.same_bytes) > SAME_BYTES_SHOWN:

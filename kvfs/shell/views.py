@@ -139,11 +139,13 @@ def _cluster(cluster: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     if cluster is None:
         return
     others = [node for node in cluster["nodes"] if not node["is_this"]]
-    cut_off = ", cut off from it" if cluster["is_cut_off"] else ""
-    yield "cluster", f"{cluster['name']}, {count_text(len(others), 'other node')}{cut_off}"
+    is_leaving = any(node["is_this"] and node.get("is_leaving") for node in cluster["nodes"])
+    state = ", cut off from it" if cluster["is_cut_off"] else ", leaving it" if is_leaving else ""
+    yield "cluster", f"{cluster['name']}, {count_text(len(others), 'other node')}{state}"
     yield "names", cluster["metadata"]
     for node in others:
-        yield "other node", f"{node['host']}:{node['store']} at {node['address']}"
+        leaving = ", leaving" if node.get("is_leaving") else ""
+        yield "other node", f"{node['host']}:{node['store']} at {node['address']}{leaving}"
 
 
 def _status_lines(

@@ -32,19 +32,19 @@ def engines(tmp_path: Path, server: RedisServer) -> Iterator[list[RedisEngine]]:
         engine.close()
 
 
-def test_copies_of_many_files_are_as_fresh_as_the_feed(engines: list[RedisEngine]) -> None:
+def test_known_copies_many_files_are_as_fresh_as_the_feed(engines: list[RedisEngine]) -> None:
     a, b = engines
     a.publish([publication(n, b"f%d" % n) for n in range(1, 4)], T0)
     wanted = [digest(3), digest(1), digest(9)]
     b.catch_up()
     only_a = [{a.node_id}, {a.node_id}, set()]
-    assert a.copies_of(wanted) == b.copies_of(wanted) == b.ask_copies(wanted) == only_a
+    assert a.known_copies(wanted) == b.known_copies(wanted) == b.ask_copies(wanted) == only_a
     b.add_copy(publication(1, b"f1"))
-    assert b.copies_of(wanted)[1] == {a.node_id, b.node_id}
+    assert b.known_copies(wanted)[1] == {a.node_id, b.node_id}
     assert a.ask_copies(wanted)[1] == {a.node_id, b.node_id}
     a.catch_up()
-    assert a.copies_of(wanted)[1] == {a.node_id, b.node_id}
-    assert a.copies_of([]) == a.ask_copies([]) == []
+    assert a.known_copies(wanted)[1] == {a.node_id, b.node_id}
+    assert a.known_copies([]) == a.ask_copies([]) == []
 
 
 def test_a_walk_over_own_blobs_shows_each_once_and_only_what_is_here(

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from typing import cast
 
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
 from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
+from kvfs.errors import Unavailable
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 
@@ -15,9 +17,17 @@ class FakeEngine:
     def __init__(self, held_by: list[bytes]) -> None:
         self._held_by = held_by
         self.others: set[bytes] = set()
+        self.is_away = False
 
     def copies(self, digest: bytes) -> list[bytes]:
         return self._held_by
+
+    def known_copies(self, digests: list[bytes]) -> list[set[bytes]]:
+        if self.is_away:
+            raise Unavailable("the server does not answer")
+        return [set(self._held_by) for _ in digests]
+
+    ask_copies = known_copies
 
     def end_copies(self, digests: list[bytes], others: Collection[bytes]) -> list[bytes]:
         self.others = set(others)
@@ -33,8 +43,19 @@ class FakeMembership:
         ]
         self.connected: set[Member] = set()
 
+    @property
+    def me(self) -> Member:
+        return self.members[0]
+
+    @property
+    def present(self) -> list[Member]:
+        return self.members
+
     def others(self) -> dict[bytes, Member]:
         return {member.node_id: member for member in self.members[1:]}
+
+    def staying(self) -> dict[bytes, Member]:
+        return {i: m for i, m in self.others().items() if not m.is_leaving}
 
     def client(self, member: Member) -> Member:
         self.connected.add(member)
@@ -63,3 +84,23 @@ def test_of_what_everybody_has_few_are_connected_to_and_all_have_their_share() -
     for _ in range(200):
         place.whom_to_ask(b"d")
     assert membership.connected == set(membership.members[1:])
+
+
+def test_a_copy_on_a_node_that_leaves_is_read_but_not_counted_on() -> None:
+    engine = FakeEngine([bytes([n]) * 16 for n in (0, 1, 9)])
+    membership = FakeMembership(3)
+    place = location(engine, membership)
+    assert place.held_elsewhere([b"d", b"e"]) == {b"d", b"e"}
+    membership.members[1] = replace(membership.members[1], is_leaving=True)
+    assert place.held_elsewhere([b"d"]) == set()
+    assert place.holders(b"d") == membership.members[1:2]
+    place.give_up([b"d"])
+    assert engine.others == {membership.members[2].node_id}
+    states = [(h.node_id[0], h.state, h.is_this) for h in place.copies([b"d"])[0]]
+    assert states == [(0, "present", True), (1, "leaving", False), (9, "gone", False)]
+
+
+def test_without_the_server_nothing_is_known_to_be_elsewhere() -> None:
+    engine = FakeEngine([bytes([1]) * 16])
+    engine.is_away = True
+    assert location(engine, FakeMembership(2)).held_elsewhere([b"d"]) == set()
