@@ -274,6 +274,7 @@ class ClusterConfig:
     name: str = "kvfs"  # of the cluster, where several share a server
     listen: str = ""  # `host:port` to serve peers at; empty: any port, where the server is reached
     insecure: bool = False  # serve peers without keys
+    encrypt_bulk: bool = False  # also the bytes of files, at a tenth of the speed
     copies: tuple[CopyRule, ...] = ()  # the rule with the longest prefix counts; else one node
 
 

@@ -226,7 +226,7 @@ _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
-_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure", "copies"}
+_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure", "encrypt_bulk", "copies"}
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -279,7 +279,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
     if not isinstance(table, dict):
         raise InvalidInput("cluster", "is no table; write [cluster]")
     _refuse_unknown(table, _CLUSTER_KEYS, "cluster.")
-    for key in _CLUSTER_KEYS - {"insecure", "copies"}:
+    for key in ("metadata", "name", "listen"):
         if not isinstance(table.get(key, ""), str):
             raise InvalidInput(f"cluster.{key}", f"{table[key]!r:.80} is no text")
     return join_cluster(
@@ -288,6 +288,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
             table.get("name", "kvfs"),
             table.get("listen", ""),
             _parse_switch(table, "insecure", "cluster."),
+            _parse_switch(table, "encrypt_bulk", "cluster."),
             parse_rules(table.get("copies", [])),
         ),
         table.get("metadata", ""),
@@ -306,6 +307,8 @@ def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterCo
             "cluster.name",
             f"{cluster.name!r:.80} must begin with a letter or digit, and have those and ._- only",
         )
+    if cluster.insecure and cluster.encrypt_bulk:
+        raise InvalidInput("cluster.encrypt_bulk", "needs keys; take insecure = true away")
     return cluster
 
 

@@ -35,9 +35,22 @@ def make_keys(directory: Path) -> tuple[Keys, Keys]:
 
 @contextmanager
 def serving(
-    source: Source, keys: Keys | None = None, limits: PeerLimits | None = None, port: int = 0
+    source: Source,
+    keys: Keys | None = None,
+    limits: PeerLimits | None = None,
+    port: int = 0,
+    *,
+    encrypt_bulk: bool = False,
 ) -> Iterator[PeerServer]:
-    server = PeerServer(source, f"127.0.0.1:{port}", SERVER_ID, CLUSTER, keys, limits=limits)
+    server = PeerServer(
+        source,
+        f"127.0.0.1:{port}",
+        SERVER_ID,
+        CLUSTER,
+        keys,
+        limits=limits,
+        encrypt_bulk=encrypt_bulk,
+    )
     server.start()
     try:
         yield server

@@ -59,6 +59,7 @@ class Cluster:
             config.name,
             keys,
             insecure=config.insecure,
+            encrypt_bulk=config.encrypt_bulk,
         )
         host = listen.rpartition(":")[0]
         me = Member(
@@ -75,7 +76,12 @@ class Cluster:
             me,
             served,
             lambda member: PeerClient(
-                member.address, keys, member.public_key or None, me.node_id, config.name
+                member.address,
+                keys,
+                member.public_key or None,
+                me.node_id,
+                config.name,
+                encrypt_bulk=config.encrypt_bulk,
             ),
         )
         self._location = Location(engine, self._membership)
@@ -191,8 +197,9 @@ class Cluster:
         await self._fetcher.bring(inodes)
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
-        """Where a client gets what is not here, by digest."""
-        return await self._referrals.refer(inodes)
+        """Where a client gets what is not here, by digest; nowhere if all bytes are encrypted, for
+        which clients have no keys."""
+        return {} if self._config.encrypt_bulk else await self._referrals.refer(inodes)
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say

@@ -1,6 +1,7 @@
 """Sending clients to the nodes that have what they want: one copy of the bytes less, and no disk
 between."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,8 @@ from kvfs.meta.contract import Inode, MetaEngine
 from kvfs.node import Referral
 from kvfs.peers.client import PeerClient
 from kvfs.peers.messages import Range
+
+log = logging.getLogger(__name__)
 
 
 class Referrals:
@@ -41,8 +44,9 @@ async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes,
     """Add a peer's tickets to the referrals."""
     try:
         address, tickets = await trio.to_thread.run_sync(peer.tickets, ranges, REFERRAL_DEADLINE_S)
-    except Unavailable:
-        return  # its client knows, and refuses for a while; who is left out is brought here
+    except Unavailable as error:
+        log.info("no tickets, so that the files are brought here: %s", error)
+        return
     for wanted, ticket in zip(ranges, tickets, strict=True):
         if ticket is not None:
             referrals[wanted.digest] = Referral(str(address), ticket)

@@ -104,7 +104,7 @@ class Search:
         no more that it has it."""
         former, cursor, ended = self._belonging.former_ids, b"0", 0
         while True:
-            cursor, digests = self._engine.copies_of(former, cursor)
+            cursor, digests = self._engine.digests_of(former, cursor)
             ended += len(digests)
             while digests:
                 step, digests = digests[:RECHECK_STEP], digests[RECHECK_STEP:]

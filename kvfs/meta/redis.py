@@ -536,9 +536,9 @@ class RedisEngine(LmdbEngine):
             lambda batch: [_of_cluster(batch).add_found(p, former_ids) for p in publications]
         )
 
-    def copies_of(self, node_ids: Sequence[bytes], cursor: bytes) -> tuple[bytes, list[bytes]]:
-        """As `MetaServer.copies_of`, in small steps."""
-        return self._server.copies_of(node_ids, cursor, CLUSTER_SWEEP_KEYS)
+    def digests_of(self, node_ids: Sequence[bytes], cursor: bytes) -> tuple[bytes, list[bytes]]:
+        """As `MetaServer.digests_of`, in small steps."""
+        return self._server.digests_of(node_ids, cursor, CLUSTER_SWEEP_KEYS)
 
     def end_nodes(
         self, node_ids: Sequence[bytes], digests: Sequence[bytes], now_ns: int

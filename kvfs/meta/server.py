@@ -246,7 +246,7 @@ class MetaServer:
         self._silence.note_answer()
         return answer
 
-    def copies_of(
+    def digests_of(
         self, node_ids: Sequence[bytes], cursor: bytes, keys: int
     ) -> tuple[bytes, list[bytes]]:
         """Some of the digests that one of these nodes is said to have; and where to go on, `b"0"`

@@ -34,7 +34,8 @@ Answer = tuple[Reply, bytes | None]  # the bytes follow as a part of their own
 class Desk:
     """Asks the source. Safe in several threads, as the source is."""
 
-    def __init__(self, source: Source, tickets: TicketTable) -> None:
+    def __init__(self, source: Source, tickets: TicketTable | None) -> None:
+        """`tickets` None: bytes do not leave the channel."""
         self._source = source
         self._tickets = tickets
 
@@ -71,6 +72,10 @@ class Desk:
         return sizes
 
     def _give_tickets(self, session: bytes, ranges: Sequence[Range]) -> Reply:
+        if self._tickets is None:
+            return Refusal(
+                Code.FAILED, "this node's bytes are encrypted: set encrypt_bulk here too"
+            )
         sizes = self._sizes([item.digest for item in ranges])
         is_here = [
             size is not None and item.offset + item.length <= size

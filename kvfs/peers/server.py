@@ -60,6 +60,7 @@ class _Answer:
 class PeerServer:
     """Serves a source to peers: `start` once, `close` once. `port` is known from the beginning.
 
+    With `encrypt_bulk` bytes go through the channel only, to clients that say so too.
     `address` is what to listen on, `host:port`; bytes go out on `bulk_port` of the same host, any
     free one by default. Raises `InvalidInput` when it would serve strangers without `insecure`, or
     cannot listen.
@@ -74,6 +75,7 @@ class PeerServer:
         keys: Keys | None,
         *,
         insecure: bool = False,
+        encrypt_bulk: bool = False,
         bulk_port: int = 0,
         limits: PeerLimits | None = None,
     ) -> None:
@@ -85,7 +87,7 @@ class PeerServer:
         self._cluster = cluster
         self._limits = limits or PeerLimits()
         tickets = TicketTable(self._limits)
-        self._desk = Desk(source, tickets)
+        self._desk = Desk(source, None if encrypt_bulk else tickets)
         self._sessions = Sessions(self._limits)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # at most `requests_max`
         self._answers: deque[_Answer] = deque()  # no more than there were jobs

@@ -218,6 +218,22 @@ def test_nothing_is_left_of_peers_that_were_closed(way: str, tmp_path: Path) -> 
     assert is_settled(kernel_threads, threads)
 
 
+def test_an_encrypting_server_gives_bytes_inside_the_channel_only(tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    digest = source.add(b"abc")
+    server_keys, client_keys = make_keys(tmp_path)
+    key = server_keys.pair.public
+    with (
+        serving(source, server_keys, encrypt_bulk=True) as server,
+        asking(server.port, client_keys, key) as plain,
+        asking(server.port, client_keys, key, encrypt_bulk=True) as encrypting,
+    ):
+        with pytest.raises(Unavailable, match="set encrypt_bulk here too"):
+            read_whole(plain, digest, 3)
+        assert read_whole(encrypting, digest, 3) == b"abc"
+        assert plain.sizes([digest], DEADLINE_S) == [3]
+
+
 def test_what_was_idle_for_long_is_opened_again(way: str, tmp_path: Path) -> None:
     source = DirectorySource(tmp_path)
     digest = source.add(b"abc")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +108,22 @@ def test_chunks_whose_only_node_has_died_are_recomputed(rig: Rig, stored: Engine
     finally:
         first.clear()
         first.start()
+
+
+def test_encrypted_bytes_come_by_the_node(tmp_path: Path) -> None:
+    stores = [tmp_path / f"node{number}" / "store" for number in range(2)]
+    for store in stores:
+        store.mkdir(parents=True)
+        text = '[cluster]\nmetadata = "redis://0.0.0.0:1"\nencrypt_bulk = true\n'
+        (store / "kvfs.toml").write_text(text)  # the rig says by --join where the names are
+    with (
+        cluster(2, tmp_path) as encrypted,
+        engine_of(stores[0], CHUNKS, CHUNK_BYTES, 1) as engine,
+        closing(reader_of(encrypted.nodes[1])) as reader,
+    ):
+        engine.change()
+        engine.store()
+        load = reader.load(engine.hashes)
+        assert load.is_whole and load.digest == digest_of(engine, 1)
+        assert load.remote_bytes == 0
+        assert count_here(encrypted.nodes[1], engine) == CHUNKS

@@ -137,3 +137,14 @@ def test_copies_of_a_cluster_are_read_with_it(tmp_path: Path) -> None:
         load_config_of_store([tmp_path])
     with pytest.raises(InvalidInput, match=r"^copies: unknown key; .* belongs below \[cluster\]"):
         parse_config({"copies": []})
+
+
+def test_bytes_are_not_encrypted_without_keys(tmp_path: Path) -> None:
+    file = tmp_path / "kvfs.toml"
+    text = '[cluster]\nmetadata = "redis://10.0.0.1:6379"\nencrypt_bulk = true\n'
+    file.write_text(text)
+    found = load_config(file).cluster
+    assert found is not None and found.encrypt_bulk
+    file.write_text(text + "insecure = true\n")
+    with pytest.raises(InvalidInput, match=r"cluster.encrypt_bulk.*needs keys"):
+        load_config(file)
