@@ -22,6 +22,7 @@ from typing import Protocol
 import trio
 
 from kvfs import evict
+from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
@@ -73,6 +74,13 @@ class Neighbours(Protocol):
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """For those of these files whose bytes another node has, and this one has not: where a
         client gets them, by digest."""
+
+    async def begin(self, inode: Inode) -> Arriving | None:
+        """A published file's bytes as they come from another node, or None: all are here, or no
+        node has them."""
+
+    def stop_fetching(self) -> None:
+        """Let nobody wait any more for what other nodes have."""
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that others have as well, and say which."""
@@ -232,19 +240,42 @@ class Node:
         the first read. What is not among them may still be brought."""
         return {} if self.neighbours is None else await self.neighbours.refer(inodes)
 
+    def stop_fetching(self) -> None:
+        """The node is about to end: what comes from other nodes is not waited for."""
+        if self.neighbours is not None:
+            self.neighbours.stop_fetching()
+
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:
-        """A new read-only descriptor of a published file, for the caller to close.
+        """A new read-only descriptor of a published file, for the caller to close; after all of it
+        was fetched, where only other nodes have it.
 
         The first open of a blob since the node started reads it whole and checks its digest, as
         does one that finds its file changed.
         Raises `Corrupt` (quarantined, its names are gone), `NamespaceError` ENOENT, and OSError
         where the disk cannot read it.
         """
+        inode = self._published(ino)
+        await self.bring([inode])
+        return await self._open_checked(inode)
+
+    async def begin_content(self, ino: int) -> int | Arriving:
+        """As `open_content`, but a large file that only other nodes have is still on its way."""
+        inode = self._published(ino)
+        if self.neighbours is not None:
+            arriving = await self.neighbours.begin(inode)
+            if arriving is not None:
+                self.touch([ino])
+                return arriving
+        return await self._open_checked(inode)
+
+    def _published(self, ino: int) -> Inode:
         inode = self.meta.inode(ino)
         if inode is None or not inode.is_published:
             raise NamespaceError(errno.ENOENT)
-        await self.bring([inode])
+        return inode
+
+    async def _open_checked(self, inode: Inode) -> int:
         await self.check_content(inode.digest)
         fd = self.open_unchecked(inode)
         if fd is not None and self._was_written_to(inode.digest, fd):
@@ -253,7 +284,7 @@ class Node:
             fd = self.open_unchecked(inode)
         if fd is None:
             raise NamespaceError(errno.ENOENT)
-        self.touch([ino])
+        self.touch([inode.ino])
         return fd
 
     def _was_written_to(self, digest: bytes, fd: int) -> bool:
@@ -321,6 +352,11 @@ class Node:
         level = logging.INFO if self.counters.unreadable_blobs else logging.WARNING
         self.counters.unreadable_blobs += 1
         log.log(level, "blob %s cannot be read: %s", digest.hex(), error.strerror)
+
+    def needs_check(self, digest: bytes) -> bool:
+        """Whether a blob is here that was not read and found right since the start."""
+        is_known = digest in self.open_blobs or self._checks.is_known(digest)
+        return not is_known and self.directory_of(digest) is not None
 
     async def check_content(self, digest: bytes, *, again: bool = False) -> None:
         """Read a blob whole and compare its digest, once since the start unless `again`; readers

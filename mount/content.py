@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 
+from kvfs.arriving import Arriving
 from kvfs.config import MIB
 
 # Requests of the usual size share it: clearing new memory for each costs as much as reading.
@@ -18,23 +19,51 @@ _common = memoryview(bytearray(MIB))
 
 class OpenBytes:
     """A descriptor that several reads may share; it is closed, by `close`, when it is retired and
-    idle."""
+    idle. With `arriving`, its file is on its way from another node, and a read waits for its part.
+    """
 
-    __slots__ = ("_close", "_is_retired", "_nowait", "_reads", "fd")
+    __slots__ = ("_arriving", "_close", "_is_retired", "_nowait", "_reads", "fd")
 
-    def __init__(self, fd: int, close: Callable[[int], None] = os.close) -> None:
+    def __init__(
+        self,
+        fd: int,
+        close: Callable[[int], None] = os.close,
+        arriving: Arriving | None = None,
+    ) -> None:
         self.fd = fd
         self._close = close
+        self._arriving = arriving
         self._reads = 0
         self._is_retired = False
         self._nowait = True
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are here, and were checked."""
+        return self._arriving is None or self._arriving.is_whole
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether they will not all come, or are wrong."""
+        return self._arriving is not None and self._arriving.has_failed
+
     async def read(self, offset: int, size_bytes: int) -> bytes | memoryview:
-        """Up to `size_bytes`, fewer only at the end of the file.
+        """Up to `size_bytes`, fewer only at the end of the file. Raises `Unavailable` for bytes
+        that don't arrive.
 
         The result may be the common buffer: it is the caller's until its next `await`, which is
         time enough to reply.
         """
+        if self._arriving is None:
+            return await self._read(offset, size_bytes)
+        self._reads += 1
+        try:
+            await self._arriving.wait(offset, offset + size_bytes)
+            return await self._read(offset, size_bytes)
+        finally:
+            self._end_read()
+
+    async def _read(self, offset: int, size_bytes: int) -> bytes | memoryview:
         data = self._read_cached(offset, size_bytes)
         if data is not None:
             return data

@@ -16,6 +16,9 @@ What must not interleave, in the one trio thread:
 - *Open against publication.* Opening may check a digest, which takes time. If its blob has gone for
   a newer one when that is done, the open fails with ESTALE, and the kernel looks again.
 - *Read against a change of descriptors.* `OpenBytes` closes when its last read is done.
+- *Open against a fetch.* A file that only another node has is open when its first bytes are here,
+  and is read while the rest comes. What was read of a fetch that fails is of no use: all reads of
+  that version fail from then on, and the next open gets a new one, with pages of its own.
 - *Release against open.* A release with nothing to publish awaits nothing, so that an open that
   comes after it never meets a writer that has gone.
 
@@ -35,8 +38,9 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from kvfs.arriving import Arriving
 from kvfs.config import CACHED_DIGESTS_MAX, SETTLED_S
-from kvfs.errors import KvfsError, NamespaceError
+from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from mount.content import OpenBytes
@@ -167,7 +171,7 @@ class OpenFiles:
         if backing_id is None:
             backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
-            self._note_cached(version)
+            self._note_pages(version)
         is_direct = is_writer and not backing_id and writes_direct(flags, is_root=is_root)
         fh = self._add(version, is_writer, is_direct)
         return Opened(fh, keep, is_writer, is_direct, backing_id)
@@ -180,7 +184,8 @@ class OpenFiles:
         if opening in (Opening.OPEN, Opening.JOIN) and version.stage is None:
             inode = self._node.meta.inode(version.ino)
             age_ns = 0 if inode is None else abs(self._node.now_ns() - inode.ctime_ns)
-            if version.content is not None and age_ns > SETTLED_S * 1e9:
+            is_here = version.content is not None and version.content.is_whole
+            if version.content is not None and is_here and age_ns > SETTLED_S * 1e9:
                 fd = version.content.fd
         return self.backing.enter(version.number, fd)
 
@@ -235,11 +240,13 @@ class OpenFiles:
         version = self._versions.get(number)
         if version is not None and self._is_overtaken(version):
             self._move(version)
-        if self._node.neighbours is not None and not is_repeated and self._is_untold(number):
-            raise self._send_back(thread, ino)
+        is_untold = (
+            self._node.neighbours is not None and not is_repeated and self._is_untold(number)
+        )
         is_open = version is not None
         if version is None:
-            inode = self._node.meta.inode(ino) if self.numbers.is_current(number) else None
+            current = self.numbers.is_current(number) and not is_untold
+            inode = self._node.meta.inode(ino) if current else None
             if inode is None:
                 raise self._send_back(thread, ino)
             version = Version(number, ino, inode.digest, shown=inode)
@@ -254,9 +261,9 @@ class OpenFiles:
         is_read_only = version.frozen is None and version.through is None
         if is_writer and is_read_only and self.backing.is_passthrough(number):
             opening = Opening.MOVE
-        if opening is Opening.MOVE:
+        if opening is Opening.MOVE:  # at once also where it is untold: it is sent back only once
             self._move(version)
-        if opening in (Opening.MOVE, Opening.STALE):
+        if is_untold or opening in (Opening.MOVE, Opening.STALE):
             raise self._send_back(thread, ino)
         return version, opening
 
@@ -269,10 +276,22 @@ class OpenFiles:
         version.frozen = replace(inode, nlink=0)
         self.numbers.move(version.ino)
 
+    def note_changed(self, ino: int) -> bool:
+        """Another node has changed a file. Whether readers here keep what it was, under a number
+        that its names show no more."""
+        version = self._versions.get(self.numbers.current(ino))
+        is_overtaken = version is not None and self._is_overtaken(version)
+        if version is not None and is_overtaken:
+            self._move(version)
+        return is_overtaken
+
     def _is_overtaken(self, version: Version) -> bool:
-        """Whether another node has removed a file, or given it new bytes, that is read here."""
+        """Whether another node has removed a file, or given it new bytes, that is read here; or
+        its bytes do not come."""
         if self._node.neighbours is None or version.state is not State.READ:
             return False
+        if version.content is not None and version.content.has_failed:
+            return True
         inode = self._node.meta.inode(version.ino)
         return inode is None or inode.digest != version.digest
 
@@ -309,6 +328,8 @@ class OpenFiles:
             others = any(other.ino == version.ino for other in self._versions.values())
             self._stages.drop(version, is_only=not others)
         elif version.content is not None:
+            if version.was_arriving and not version.is_mixed:
+                self._note_pages(version)
             version.content.retire()
         version.content = None
         self.numbers.settle(version.ino)
@@ -325,18 +346,23 @@ class OpenFiles:
             return version.content
         async with Held(version.lock):
             if version.content is None:
-                version.content = OpenBytes(
-                    await self._open_blob(version), self._node.reclaim.close
-                )
+                opened = await self._open_blob(version)
+                close = self._node.reclaim.close
+                if isinstance(opened, int):
+                    version.content = OpenBytes(opened, close)
+                else:
+                    version.was_arriving = True
+                    version.content = OpenBytes(opened.open(), close, opened)
             return version.content
 
-    async def _open_blob(self, version: Version) -> int:
-        """A descriptor of the version's blob; ESTALE when it has gone for a newer one."""
+    async def _open_blob(self, version: Version) -> int | Arriving:
+        """A descriptor of the version's blob, or what comes to be that; ESTALE when it has gone for
+        a newer one."""
         inode = self._node.meta.inode(version.ino)
         if inode is None or inode.digest != version.digest:
             raise NamespaceError(errno.ESTALE)
         try:
-            return await self._node.open_content(version.ino)
+            return await self._node.begin_content(version.ino)
         except NamespaceError as error:
             now = self._node.meta.inode(version.ino)
             if now is not None and now.nlink and now.digest == version.digest:
@@ -350,6 +376,13 @@ class OpenFiles:
         """The kernel has dropped an inode, and with it the pages that it had."""
         self._cached.pop(number, None)
 
+    def _note_pages(self, version: Version) -> None:
+        """The kernel has pages of a version, of which those of a fetch count when it has ended."""
+        if version.content is not None and version.content.is_whole:
+            self._note_cached(version)
+        else:
+            self._cached.pop(version.number, None)
+
     def _note_cached(self, version: Version) -> None:
         self._cached[version.number] = version.digest
         self._cached.move_to_end(version.number)
@@ -361,7 +394,11 @@ class OpenFiles:
         """Bytes of a handle's version, fewer than asked for only at its end."""
         version = self._handles[fh].version
         content = version.content or await self._open_content(version)
-        return await content.read(offset, size_bytes)
+        try:
+            return await content.read(offset, size_bytes)
+        except Unavailable:
+            self._expire_pages(version.number)  # those that came before are of no use
+            raise
 
     async def write(self, fh: int, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""

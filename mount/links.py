@@ -5,8 +5,9 @@ closed. The kernel takes one inode number for one type, so a link has a number o
 (`mount.numbers`). It looks a regular file up each time, so that the link shows as soon as the file
 is closed; the other way round needs no haste, since a link leads to bytes that were published.
 
-What an open does for a file is done when its link is read: the blob is made read-only, its bytes
-are checked once since the node's start, and the use is noted. See docs/mount.md for the limits.
+What an open does for a file is done when its link is read: what only another node has is fetched,
+the blob is made read-only, its bytes are checked once since the node's start, and the use is noted.
+See docs/mount.md for the limits.
 """
 
 import errno
@@ -56,13 +57,16 @@ class Links:
         """What lstat shows of a link, never kept by the kernel: the file may get new bytes."""
         entry = attributes(inode, link_of(inode.ino), is_changing=True)
         entry.st_mode = stat.S_IFLNK | 0o777
-        entry.st_size = len(self._target(inode.digest))
+        entry.st_size = len(self._expected_target(inode.digest))
         entry.st_blocks = 0
         return entry
 
     async def read(self, inode: Inode) -> bytes:
-        """Where a file's blob lies, once its bytes were checked. Raises `Corrupt`, and
+        """Where a file's blob lies, once its bytes are here and were checked. Raises `Corrupt`, and
         `NamespaceError` ENOENT for a blob that is gone, ESTALE for a file that changed."""
+        self._node.refresh()
+        self._check_same(inode)
+        await self._node.bring([inode])
         fd = self._node.open_inode(inode)
         if fd is None:
             raise NamespaceError(errno.ENOENT)
@@ -73,14 +77,26 @@ class Links:
             await self._node.check_content(inode.digest)
         finally:
             self._node.reclaim.close(fd)
-        now = self._node.meta.inode(inode.ino)
+        self._check_same(inode)
         target = self._target(inode.digest)
-        if now is None or now.digest != inode.digest or not target:
+        if not target:
             raise NamespaceError(errno.ESTALE)
         self._node.touch([inode.ino])
         return target
 
+    def _check_same(self, inode: Inode) -> None:
+        """ESTALE when a file is gone or has other bytes by now."""
+        now = self._node.meta.inode(inode.ino)
+        if now is None or now.digest != inode.digest:
+            raise NamespaceError(errno.ESTALE)
+
     def _target(self, digest: bytes) -> bytes:
-        blob = self._node.meta.blobs([digest])[0]
-        directory = self._node.directories[blob.directory] if blob is not None else None
+        """Where a blob lies; empty when it is not here."""
+        directory = self._node.directory_of(digest)
         return b"" if directory is None else os.fsencode(directory.blob_path(digest))
+
+    def _expected_target(self, digest: bytes) -> bytes:
+        """Where a blob lies, or the first place for one that another node has."""
+        first = self._node.directories[0]
+        assert first is not None
+        return self._target(digest) or os.fsencode(first.blob_path(digest))

@@ -16,9 +16,9 @@ import pyfuse3
 import trio
 
 from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES
-from kvfs.errors import NamespaceError
+from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
-from kvfs.node import Node
+from kvfs.node import Change, Node
 from mount.answers import request
 from mount.attributes import attributes
 from mount.directories import Listed, OpenDirectory
@@ -57,6 +57,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.enable_passthrough = passthrough
         self.files = OpenFiles(node, self._expire_pages, self._is_untold)
+        node.watch(self._keep_for_readers)  # first: the kernel is told of the new number then
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
         self.links = Links(node, self.files, is_on=symlink)
@@ -78,6 +79,20 @@ class Operations(pyfuse3.Operations):
 
     def _is_untold(self, number: int) -> bool:
         return self.freshness.is_untold(number)
+
+    def _keep_for_readers(self, change: Change) -> None:
+        """A file was changed other than through the mount. Who has it open keeps its bytes, and its
+        names are looked up again."""
+        try:
+            if change.ino and self.files.note_changed(change.ino):
+                for parent, name in self._node.meta.names_of(change.ino):
+                    self.freshness.expire_name(parent, name)
+        except (NamespaceError, Unavailable):
+            pass  # it has gone, or it is not known what it is now: the next open asks
+
+    def stop_waiting(self) -> None:
+        """The mount is about to end: no request waits for other nodes any more."""
+        self._node.stop_fetching()
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, and how many files are open."""

@@ -5,7 +5,7 @@ process. The kernel has one rule, and answers EIO to an open that breaks it: whi
 in passthrough, every open of it is, with the same backing id; while it is open through the page
 cache, none is. So how an inode is served is settled by its first open, until its last release:
 
-| the inode is           | an open with local bytes      | an open without (still fetched) |
+| the inode is           | an open with local bytes      | an open while they are fetched  |
 |------------------------|-------------------------------|---------------------------------|
 | not open               | PASSTHROUGH, by a new id      | PYTHON                          |
 | open in PASSTHROUGH    | the same id                   | the same id                     |

@@ -254,6 +254,7 @@ async def _serve_requests(
                 # Before any waiting: a notice may be stuck until the requests have ended.
                 requests.deadline = trio.current_time() + MOUNT_STOP_DEADLINE_S
                 notices.cancel()
+                operations.stop_waiting()
                 await notices_ended.wait()
                 pyfuse3.terminate()
                 return

@@ -48,6 +48,7 @@ class Version:
     written_bytes: int = 0  # at most so much of the reservation is used
     growing: GrowingDigest | None = None  # of the stage, as long as it is written in order
     through: Through | None = None  # while the kernel writes its stage
+    was_arriving: bool = False  # it was read while its bytes came from another node
     is_mixed: bool = False  # was open for reading and for writing at once
     frozen: Inode | None = None  # what an old version shows
     shown: Inode | None = None  # what names showed when it was opened

@@ -17,7 +17,8 @@ So a version is in one of these states, and an open does what the table says:
 | STAGED | changed bytes are in a stage            | JOIN   | JOIN   | EMPTY             |
 | OLD    | its names show a newer version          | STALE  | STALE  | STALE             |
 
-OPEN opens the blob. ADOPT notes a writer; the bytes are copied when the first write comes. EMPTY
+OPEN opens the blob, or what comes from another node to be it; where that fails, the version becomes
+OLD. ADOPT notes a writer; the bytes are copied when the first write comes. EMPTY
 takes an empty stage, or empties the one that is there. MOVE gives the file a new version, which the
 writer gets: the request fails with ESTALE, on which the kernel looks the name up again, finds the
 new number and opens that; the readers keep the old one. STALE: the same, with no new version to

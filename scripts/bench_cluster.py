@@ -2,6 +2,7 @@
 """Reading across two nodes: a client's files from the other node, and look-ups in its names.
 
 usage: bench_cluster.py [--rounds 5] [--files 20000] [--mbit N] [--directory DIR] [--json]
+                        [--only reads|stream|lookups]
 
 Two mounts in network namespaces of their own. In turns, 256 MiB in files of 16 MiB that only the
 other node has, in its memory:
@@ -9,8 +10,9 @@ other node has, in its memory:
   bridge  as chunks, by the bridge's Loader into an engine's blocks, all digests checked
   copied  as a client opens and reads them, which has its node bring copies
   again   the same, of the copies
-Then look-ups of 1,000 chunk keys that the other node stored, at first and again, and of one that is
-missing. Prints medians, and the ratio of pairs to raw TCP.
+Then one file of 256 MiB through the mount: how long until its first byte is there, and until all
+are. Then look-ups of 1,000 chunk keys that the other node stored, at first and again, and of one
+that is missing. Prints medians, and the ratio of pairs to raw TCP.
 """
 
 import argparse
@@ -32,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
-from kvfs.config import MIB  # noqa: E402
+from kvfs.config import MIB, PAGE_BYTES  # noqa: E402
 from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402
 from scripts.bridge_rig import Reader, engine_of  # noqa: E402
 from scripts.cluster_rig import Node, Rig, cluster, command_in  # noqa: E402
@@ -42,6 +44,7 @@ from scripts.engine_rig import drop_page_cache  # noqa: E402
 FILE_BYTES = 16 * MIB
 FILES = 16  # a little more than the KV of a prompt of 1,900 tokens, of a model of 8B
 NAMESPACE = b"kv/bench@0123456789abcdef0123456789abcdef"
+STREAM_BYTES = 256 * MIB
 PORT = 7500
 
 SEND = """
@@ -141,6 +144,36 @@ def bridge_load(reader: Reader, hashes: Sequence[bytes]) -> float:
     return load.seconds
 
 
+def rates_of(spent: dict[str, list[float]]) -> dict[str, float]:
+    """What they say in MiB/s, and as a part of raw TCP in the same round."""
+    total_mib = FILES * FILE_BYTES / MIB
+    result = {f"{n}_mib_s": total_mib / statistics.median(v) for n, v in spent.items()}
+    for name in ("bridge", "copied"):
+        ratios = [raw / ours for raw, ours in zip(spent["raw"], spent[name], strict=True)]
+        result[f"{name}_of_raw"] = statistics.median(ratios)
+        result[f"{name}_of_raw_least"], result[f"{name}_of_raw_most"] = min(ratios), max(ratios)
+    return result
+
+
+def measure_stream(rig: Rig, rounds: int) -> dict[str, float]:
+    """Median milliseconds until a program has the first byte of a file that only the other node
+    has, and until it has all, through the mount."""
+    sender, receiver = rig.nodes
+    spent: dict[str, list[float]] = {"first_byte_ms": [], "whole_file_ms": []}
+    buffer = memoryview(bytearray(4 * MIB))
+    for number in range(rounds):
+        (sender.mountpoint / f"stream{number}").write_bytes(os.urandom(STREAM_BYTES))
+        began = time.perf_counter()
+        with open(receiver.mountpoint / f"stream{number}", "rb", buffering=0) as file:
+            done = file.readinto(buffer[:PAGE_BYTES])
+            spent["first_byte_ms"].append((time.perf_counter() - began) * 1e3)
+            while count := file.readinto(buffer):
+                done += count
+        spent["whole_file_ms"].append((time.perf_counter() - began) * 1e3)
+        assert done == STREAM_BYTES
+    return {name: statistics.median(values) for name, values in spent.items()}
+
+
 def blob_of(node: Node, client: Client, path: bytes) -> Path:
     """Where a node keeps the bytes of a file."""
     inode = client.stat(path)
@@ -192,6 +225,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000, help="names to look up among")
     parser.add_argument("--mbit", type=int, help="bound each cable")
     parser.add_argument("--directory", type=Path, help="where the stores lie; default: in /tmp")
+    parser.add_argument("--only", choices=("reads", "stream", "lookups"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with (
@@ -200,17 +234,14 @@ def main() -> None:
     ):
         for node in rig.nodes:
             node.host.limit(options.mbit)
-        spent = measure_reads(rig, options.rounds)
-        lookups = measure_lookups(rig, options.files, options.rounds)
+        result: dict[str, float | None] = {"mbit": options.mbit}
+        if options.only in (None, "reads"):
+            result |= rates_of(measure_reads(rig, options.rounds))
+        if options.only in (None, "stream"):
+            result |= measure_stream(rig, options.rounds)
+        if options.only in (None, "lookups"):
+            result |= measure_lookups(rig, options.files, options.rounds)
         drop_page_cache()
-    total_mib = FILES * FILE_BYTES / MIB
-    result = {"mbit": options.mbit}
-    result |= {f"{n}_mib_s": total_mib / statistics.median(v) for n, v in spent.items()}
-    for name in ("bridge", "copied"):
-        ratios = [raw / ours for raw, ours in zip(spent["raw"], spent[name], strict=True)]
-        result[f"{name}_of_raw"] = statistics.median(ratios)
-        result[f"{name}_of_raw_least"], result[f"{name}_of_raw_most"] = min(ratios), max(ratios)
-    result |= lookups
     if options.json:
         print(json.dumps(result, indent=1))
     else:

@@ -1,31 +1,36 @@
-"""Bringing bytes here that only other nodes have."""
+"""Bringing bytes here that only other nodes have: in the background, and read meanwhile."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
-from kvfs.cluster.fetch import fetch_blob
+from kvfs.cluster.arrival import Arrival, Ways
 from kvfs.cluster.location import Location
 from kvfs.config import (
+    CLUSTER_DOUBTS_MAX,
     CLUSTER_FETCH_S,
     CLUSTER_FETCHES_MAX,
-    CLUSTER_HOLDER_WAIT_S,
-    CLUSTER_RENEW_S,
+    CLUSTER_PULLS_MAX,
+    FETCH_WHOLE_BYTES,
     MIB,
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.meta.redis import RedisEngine
 from kvfs.node import Node
+from kvfs.peers.client import PeerClient
 from kvfs.stage import Stage
 
-_SLOW_BYTES_S = 10 * MIB  # a transfer that is slower is given up
+_SLOW_BYTES_S = 10 * MIB  # a transfer that is slower is not waited for; it goes on
+_HASHERS = 2
 log = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """Fetches blobs from the nodes that hold them, each once however many want it."""
+    """Fetches blobs from the nodes that hold them, each once however many want it. A fetch goes on
+    when nobody waits for it any more, until `run` is cancelled."""
 
     def __init__(
         self,
@@ -37,56 +42,121 @@ class Fetcher:
         """`ask_again`: know anew who has what, and who is there."""
         self._node = node
         self._engine = engine
-        self._location = location
-        self._ask_again = ask_again
-        self._fetching: dict[bytes, trio.Event] = {}
-        self._limiter = trio.CapacityLimiter(CLUSTER_FETCHES_MAX)
+        self._ways = Ways(
+            location.whom_to_ask,
+            ask_again,
+            trio.CapacityLimiter(CLUSTER_PULLS_MAX),
+            trio.CapacityLimiter(_HASHERS),
+        )
+        self._slots = trio.Semaphore(CLUSTER_FETCHES_MAX)
+        self._under_way: dict[bytes, Arrival] = {}
+        self._doubts: OrderedDict[bytes, set[PeerClient]] = OrderedDict()
+        self._nursery: trio.Nursery | None = None  # None: nothing is fetched (any more)
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Fetch what is asked for, until `stop`; before and after, no node gives anything."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def stop(self) -> None:
+        """The node ends: whoever waits for a file is told that it does not come."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+            self._nursery = None
+
+    @property
+    def under_way(self) -> int:
+        """How many files are being fetched now, or wait for that."""
+        return len(self._under_way)
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, as far as any node that is there has them."""
-        wanted = {i.digest: i.size_bytes for i in inodes if i.is_published}
+        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
         known = self._engine.blobs(list(wanted))
         missing = [d for d, blob in zip(wanted, known, strict=True) if blob is None]
         async with trio.open_nursery() as nursery:
             for digest in missing:
-                nursery.start_soon(self._bring_one, digest, wanted[digest])
+                nursery.start_soon(self._bring_one, wanted[digest])
 
-    async def _bring_one(self, digest: bytes, size_bytes: int) -> None:
-        running = self._fetching.get(digest)
-        if running is not None:
-            await running.wait()
-            return
-        self._fetching[digest] = trio.Event()
+    async def _bring_one(self, inode: Inode) -> None:
+        arrival = self._join(inode)
+        with trio.move_on_after(CLUSTER_FETCH_S + inode.size_bytes / _SLOW_BYTES_S):
+            await arrival.wait_ended()
+
+    async def begin(self, inode: Inode) -> Arrival | None:
+        """A published file whose first bytes are here while others are on their way; None when all
+        are, or no node gives them. A small one is waited for."""
+        if inode.size_bytes <= FETCH_WHOLE_BYTES:
+            await self.bring([inode])
+            return None
+        if self._engine.blobs([inode.digest])[0] is not None:
+            return None
+        arrival = self._join(inode)
+        await arrival.wait_begun()
+        return None if arrival.has_ended else arrival
+
+    def _join(self, inode: Inode) -> Arrival:
+        """The fetch of a file's bytes, which is begun if there is none."""
+        arrival = self._under_way.get(inode.digest)
+        if arrival is not None:
+            return arrival
+        doubted = self._doubts.get(inode.digest)
+        arrival = Arrival(inode.digest, inode.size_bytes, self._ways, doubted)
+        if self._nursery is None:
+            arrival.end()
+        else:
+            self._under_way[inode.digest] = arrival
+            self._nursery.start_soon(self._fetch, arrival)
+        return arrival
+
+    async def _fetch(self, arrival: Arrival) -> None:
+        digest = arrival.digest
         try:
-            await self._fetch(digest, size_bytes)
-        except (KvfsError, OSError) as error:
-            log.warning("blob %s cannot be fetched: %s", digest.hex(), error)
+            async with self._slots:
+                await self._fetch_into_stage(arrival)
+        except* (KvfsError, OSError) as group:
+            log.warning("blob %s cannot be fetched: %s", digest.hex(), _first_of(group))
+        except* Exception:  # one fetch must not end the node
+            log.exception("the fetch of blob %s met a bug", digest.hex())
         finally:
-            self._fetching.pop(digest).set()
+            arrival.end()
+            del self._under_way[digest]
 
-    async def _fetch(self, digest: bytes, size_bytes: int) -> None:
+    async def _fetch_into_stage(self, arrival: Arrival) -> None:
+        digest, size_bytes = arrival.digest, arrival.size_bytes
         stage = self._node.stage(size_bytes)
         try:
             await self._node.reserve(stage, size_bytes)
-            end_s = trio.current_time() + CLUSTER_HOLDER_WAIT_S
-            while not await self._fetch_into(stage, digest, size_bytes):
-                # Who has joined just now may not be known yet, here or to who has the bytes.
-                await self._ask_again()
-                if not self._location.holders(digest) or trio.current_time() > end_s:
-                    log.info("blob %s: no node gives it", digest.hex())
-                    return
-                await trio.sleep(CLUSTER_RENEW_S / 2)
-            await self._node.publisher.adopt_copy(stage, digest, size_bytes, self._engine.add_copy)
-            self._node.counters.fetched_bytes += size_bytes
+            if not await arrival.fill(stage.fd):
+                log.info("blob %s: no node gives it", digest.hex())
+            else:
+                await self._adopt(stage, arrival)
+            self._note_doubts(arrival)
         finally:
+            arrival.end()
             if stage.is_open:
                 self._node.discard(stage)
             else:
                 self._node.reclaim.close(stage.fd)
 
-    async def _fetch_into(self, stage: Stage, digest: bytes, size_bytes: int) -> bool:
-        deadline_s = CLUSTER_FETCH_S + size_bytes / _SLOW_BYTES_S
-        clients = self._location.whom_to_ask(digest)
-        return await trio.to_thread.run_sync(
-            fetch_blob, clients, digest, size_bytes, stage.fd, deadline_s, limiter=self._limiter
+    async def _adopt(self, stage: Stage, arrival: Arrival) -> None:
+        await self._node.publisher.adopt_copy(
+            stage, arrival.digest, arrival.size_bytes, self._engine.add_copy
         )
+        self._node.counters.fetched_bytes += arrival.size_bytes
+
+    def _note_doubts(self, arrival: Arrival) -> None:
+        """Remember who gave wrong bytes, until nobody else is left to ask."""
+        self._doubts.pop(arrival.digest, None)
+        if arrival.was_wrong or (arrival.is_whole and arrival.doubted):
+            self._doubts[arrival.digest] = arrival.doubted
+            if len(self._doubts) > CLUSTER_DOUBTS_MAX:
+                self._doubts.popitem(last=False)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

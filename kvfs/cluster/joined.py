@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from kvfs.arriving import Arriving
 from kvfs.boot import boot_id
 from kvfs.cluster.copies import Copies
 from kvfs.cluster.drain import Drain
@@ -52,8 +53,9 @@ class Cluster:
         reachable = _own_address(config.metadata)
         listen = config.listen or f"{reachable}:0"
         self._hints = Hints(node)
+        self._source = NodeSource(node, self._hints, trio.lowlevel.current_trio_token())
         self._server = PeerServer(
-            NodeSource(node, self._hints, trio.lowlevel.current_trio_token()),
+            self._source,
             listen,
             engine.node_id,
             config.name,
@@ -96,11 +98,14 @@ class Cluster:
     async def running(self) -> AsyncIterator[None]:
         """Be a member for the length of a `with` block. Raises `Unavailable`."""
         await self._membership.join()
-        self._server.start()
-        self._node.neighbours = self
-        log.info("cluster %s: serving peers at %s", self._config.name, self._membership.me.address)
         try:
             async with trio.open_nursery() as nursery:
+                await nursery.start(self._source.run)
+                await nursery.start(self._fetcher.run)
+                self._server.start()
+                self._node.neighbours = self
+                me = self._membership.me
+                log.info("cluster %s: serving peers at %s", self._config.name, me.address)
                 nursery.start_soon(self._renew_always)
                 nursery.start_soon(self._listen_always)
                 nursery.start_soon(self._refill_always)
@@ -201,6 +206,15 @@ class Cluster:
         which clients have no keys."""
         return {} if self._config.encrypt_bulk else await self._referrals.refer(inodes)
 
+    async def begin(self, inode: Inode) -> Arriving | None:
+        """A published file's bytes as they come from another node, or None: all are here, or no
+        node has them."""
+        return await self._fetcher.begin(inode)
+
+    def stop_fetching(self) -> None:
+        """Let nobody wait any more for what other nodes have."""
+        self._fetcher.stop()
+
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well, and say
         which. Their blobs are doomed."""
@@ -233,6 +247,7 @@ class Cluster:
             "name": self._config.name,
             "metadata": without_password(self._config.metadata),
             "is_cut_off": self._is_cut_off,
+            "fetching": self._fetcher.under_way,
             "nodes": [
                 {
                     "id": member.node_id.hex(),

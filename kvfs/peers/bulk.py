@@ -216,12 +216,24 @@ class BulkListener:
             stream.socket.sendall(HEADER.pack(MAGIC, Status.GONE, 0))
             return True
         try:
-            if os.fstat(fd).st_size < wanted.offset + wanted.length:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes < wanted.offset + wanted.length:
                 stream.socket.sendall(HEADER.pack(MAGIC, Status.GONE, 0))
+                return True
+            if wanted.length < size_bytes and not self._is_right(wanted.digest):
+                stream.socket.sendall(HEADER.pack(MAGIC, Status.FAILED, 0))
                 return True
             return self._send_range(stream, fd, wanted)
         finally:
             os.close(fd)
+
+    def _is_right(self, digest: bytes) -> bool:
+        try:
+            self._source.check(digest)
+        except KvfsError as error:
+            log.warning("a blob is not given to a peer: %s", error)
+            return False
+        return True
 
     def _send_range(self, stream: _Stream, fd: int, wanted: Range) -> bool:
         # The disk reads ahead twice as far.

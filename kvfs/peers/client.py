@@ -106,6 +106,11 @@ class PeerClient:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = SHARED.take()
 
+    @property
+    def address(self) -> str:
+        """Where the peer is, for people."""
+        return str(self._address)
+
     def sizes(self, digests: Sequence[bytes], deadline_s: float) -> list[int | None]:
         """The size of each blob that the peer has; None for the others."""
         sizes: list[int | None] = []

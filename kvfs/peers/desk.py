@@ -102,6 +102,8 @@ class Desk:
         if fd is None:
             return b""
         try:
+            if length < os.fstat(fd).st_size:
+                self._source.check(digest)
             return os.pread(fd, length, offset)
         finally:
             os.close(fd)

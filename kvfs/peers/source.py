@@ -16,6 +16,10 @@ class Source(Protocol):
     def open(self, digest: bytes) -> int | None:
         """A new descriptor of a whole, finished blob, which the server closes; None: not here."""
 
+    def check(self, digest: bytes) -> None:
+        """Before a part of a blob goes out, which its reader cannot check by itself: return when
+        all of it was found right once, or that takes long. Raises `Corrupt`."""
+
     def hinted(self, digests: Sequence[bytes]) -> None:
         """A peer thinks that these blobs will be wanted here soon."""
 

@@ -27,6 +27,8 @@ PURE = {
     "kvfs.meta.records",
     "kvfs.meta.url",
     "kvfs.meta.chunk_index",
+    "kvfs.arriving",
+    "kvfs.cluster.pieces",
     "kvfs.peers.address",
     "kvfs.peers.fields",
     "kvfs.peers.messages",

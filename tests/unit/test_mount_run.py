@@ -50,6 +50,7 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
             lingering=Lingering(),
             files=SimpleNamespace(watch=trio.sleep_forever),
             is_ready=trio.Event(),
+            stop_waiting=lambda: None,
         )
         config = Config((DirectoryConfig(Path("/store")),))
         with trio.fail_after(10 * MOUNT_STOP_DEADLINE_S):
