@@ -314,9 +314,7 @@ class Node:
             fd = directory.open_blob(inode.digest)
         except FileNotFoundError:
             self.counters.open_misses += 1
-            self.counters.missing_blobs += 1
-            log.warning("blob %s has lost its file; its names are dropped", inode.digest.hex())
-            self._lose(inode.digest)
+            self._note_missing(inode.digest)
             return None
         try:
             is_whole = os.fstat(fd).st_size == inode.size_bytes
@@ -330,9 +328,14 @@ class Node:
             return None
         return fd
 
+    def _note_missing(self, digest: bytes) -> None:
+        self.counters.missing_blobs += 1
+        log.warning("blob %s has lost its file; what only it had loses its names", digest.hex())
+        self._lose(digest)
+
     def open_blob(self, digest: bytes) -> int | None:
         """A descriptor of a blob that is here, whole and not open for writing; for a peer, which
-        checks it. OSError passes."""
+        checks it. One whose file is gone is lost, so that nobody asks again. OSError passes."""
         blob = self.meta.blobs([digest])[0]
         directory = self.directories[blob.directory] if blob is not None else None
         if blob is None or directory is None or digest in self.open_blobs:
@@ -340,6 +343,7 @@ class Node:
         try:
             return directory.open_blob(digest)
         except FileNotFoundError:
+            self._note_missing(digest)
             return None
 
     def directory_of(self, digest: bytes) -> BlobDirectory | None:

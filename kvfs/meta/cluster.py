@@ -182,10 +182,13 @@ class ClusterBatch(ClusterView, Batch):
         cache: InodeCache,
         node_id: bytes,
         numbers: Numbers,
+        absent: Container[int] = (),
     ) -> None:
+        """`absent`: directories that are missing, so that what lies there is nowhere."""
         Batch.__init__(self, txn, tables, cache)  # type: ignore[arg-type]  # as above
         self._node_id = node_id
         self._numbers = numbers
+        self._absent = absent
         self.made: set[int] = set()  # numbers of new files
         self._number_written = self.totals.next_ino
         self.moves: list[Move] = []
@@ -251,15 +254,13 @@ class ClusterBatch(ClusterView, Batch):
         if not holders:
             self.txn.put(digest, b"", db=self.tables.doomed)
 
-    def recheck_copy(self, digest: bytes, absent: Container[int]) -> None:
+    def recheck_copy(self, digest: bytes) -> None:
         """As `recount`, with all that is known of the files that hold a blob here, and of it as a
-        copy; which it is none in a directory of those that are `absent`."""
+        copy."""
         self.recount(digest)
         blob = self.blob(digest)
         if blob is not None and blob.references:
             self.begin_copy(digest)
-            if blob.directory in absent:
-                self.end_copies_of(digest, [self._node_id])
 
     def recheck_stamp(self, ino: int) -> None:
         """Take a file out of the order of use that has no name or no bytes here any more."""
@@ -311,9 +312,12 @@ class ClusterBatch(ClusterView, Batch):
         super().ensure_blob(publication)
         if known is None or not known.references:
             self.begin_copy(publication.digest)
+        elif known.directory in self._absent:
+            self.move_blob(known, publication.directory, publication.allocated_bytes)
 
     def begin_copy(self, digest: bytes) -> None:
-        """The bytes of a digest have come here: so have those of all files that hold it."""
+        """The bytes of a digest have come here: so have those of all files that hold it. In a
+        directory that is missing they are no copy for anybody."""
         blob = self.blob(digest)
         assert blob is not None
         holders = self.holders(digest)
@@ -321,7 +325,7 @@ class ClusterBatch(ClusterView, Batch):
         self._put_blob(replace(blob, references=len(holders)))
         for ino in holders:
             self._rank_anew(self.inode(ino))
-        self.txn.shared.write(self._copy(digest), b"")
+        self.txn.shared.write(self._copy(digest), None if blob.directory in self._absent else b"")
 
     def settle_copy(self, digest: bytes) -> None:
         """Have the server say of a digest whether its bytes are here."""
@@ -336,7 +340,7 @@ class ClusterBatch(ClusterView, Batch):
         blob = self.blob(publication.digest)
         if not self.holders(publication.digest):
             return False
-        if blob is None or not blob.references:
+        if blob is None or not blob.references or blob.directory in self._absent:
             self.ensure_blob(publication)
         self.clear_intents(publication.digest)
         return True

@@ -93,7 +93,7 @@ class RedisEngine(LmdbEngine):
         self._untold: list[Heard] = []  # what `catch_up` will tell
         self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         self.node_id = node_id
-        self.absent: Container[int] = ()  # directories whose blobs cannot be given to anybody
+        self.absent: Container[int] = ()  # directories of the store that are missing
         self._numbers = Numbers.claim(server, database)
         news = server.news(FEED_END)
         self._seen, self._inodes = news.last, news.inodes
@@ -431,7 +431,7 @@ class RedisEngine(LmdbEngine):
             self._ways.note(inos)
             for key in keys:
                 if len(key) == DIGEST_BYTES:
-                    of_cluster.recheck_copy(key, self.absent)
+                    of_cluster.recheck_copy(key)
 
         if keys:
             self._write(change)
@@ -483,6 +483,7 @@ class RedisEngine(LmdbEngine):
             self._cache,
             self.node_id,
             self._numbers,
+            self.absent,
         )
 
     # Copies --------------------------------------------------------------------------------------
@@ -588,6 +589,11 @@ class RedisEngine(LmdbEngine):
             return ended
 
         return self._write(change)
+
+    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
+        """As the contract says; what lies in a directory that is missing is not here."""
+        found = super().blobs(digests)
+        return [None if blob and blob.directory in self.absent else blob for blob in found]
 
     # What differs --------------------------------------------------------------------------------
     def usage(self) -> Usage:

@@ -13,9 +13,10 @@ import trio
 
 from kvfs.belonging import aside_of, read_belonging
 from kvfs.client import Client
+from kvfs.cluster.source import NodeSource
 from kvfs.config import ClusterConfig, Config, DirectoryConfig
 from kvfs.digest import digest_of
-from kvfs.errors import InvalidInput, Unavailable
+from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.life import running
 from kvfs.meta.contract import ROOT_INO, Changes, Inode
 from kvfs.node import Node
@@ -262,16 +263,45 @@ async def test_what_lies_on_a_missing_disk_is_no_copy_until_it_is_back(
 
         async with searched(own) as node:
             store(node, b"f", b"there", index=1)
-            other.refresh()
+            store(node, b"two", b"also elsewhere", index=1)
+            assert await load(other, b"two") == b"also elsewhere"
             await wait_copies(1)
         (tmp_path / "a2").rename(tmp_path / "away")
-        async with searched(own):
+        async with searched(own) as node:
             await wait_copies(0)
             assert find(other, b"f") is not None
-        (tmp_path / "away").rename(tmp_path / "a2")
-        async with searched(own) as node:
+            assert await load(node, b"two") == b"also elsewhere"  # from there
+            store(node, b"f2", b"there", index=0)
             await wait_copies(1)
             assert await load(other, b"f") == b"there"
+        (tmp_path / "away").rename(tmp_path / "a2")
+        async with searched(own) as node:
+            for each in (b"f", b"f2"):
+                assert await load(node, each) == b"there"
+            assert await load(node, b"two") == b"also elsewhere"
+
+
+async def test_who_was_wiped_is_asked_once(
+    tmp_path: Path, server: RedisServer, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("has lost its file")
+    async with (
+        searched(joined(alone(tmp_path / "a"), server)) as node,
+        searched(joined(alone(tmp_path / "b"), server)) as other,
+    ):
+        source = NodeSource(node, trio.lowlevel.current_trio_token())
+        digest = digest_of(b"data")
+        store(node, b"f", b"data")
+        store(node, b"only here", b"only here")
+        assert await load(other, b"f") == b"data"
+        for lost in (digest, digest_of(b"only here")):
+            blob_path(node, lost).unlink()
+        assert await trio.to_thread.run_sync(source.open, digest) is None
+        other.refresh()
+        assert len(other.meta.copies(digest)) == 1  # type: ignore[attr-defined]
+        with pytest.raises(NamespaceError):
+            await load(other, b"only here")
+        assert find(other, b"only here") is None
 
 
 def test_a_damaged_mark_is_told(tmp_path: Path) -> None:
