@@ -18,6 +18,7 @@ from kvfs.meta.members import Member
 from kvfs.replicate import rank
 
 _WORDS_MAX = 8  # said at the same time
+_NO_ROOM = -1  # not even for a file without bytes
 log = logging.getLogger(__name__)
 
 
@@ -47,10 +48,8 @@ class Takers:
         while len(found) < count and targets:
             step = count - len(found)
             await self._ask_rooms(targets[:step])
-            found += [node for node in targets[:step] if self._room_of(node) >= size_bytes]
+            found += [node for node in targets[:step] if self._take_room(node, size_bytes)]
             targets = targets[step:]
-        for node in found:
-            self._rooms[node].free_bytes -= size_bytes
         return tuple(found)
 
     async def roomiest(self, size_bytes: int, but: Collection[bytes] = ()) -> bytes | None:
@@ -62,8 +61,7 @@ class Takers:
             asked, left = left[:PEER_ROOMS_ASKED_MAX], left[PEER_ROOMS_ASKED_MAX:]
             await self._ask_rooms(asked)
             best = max(asked, key=self._room_of)
-            if self._room_of(best) >= size_bytes:
-                self._rooms[best].free_bytes -= size_bytes
+            if self._take_room(best, size_bytes):
                 self._owed[best] += size_bytes
                 return best
         return None
@@ -86,8 +84,8 @@ class Takers:
                     nursery.start_soon(self._hint, members[node_id], digests)
 
     async def _hint(self, member: Member, digests: Sequence[bytes]) -> None:
-        client = self._membership.client(member)
         try:
+            client = self._membership.client(member)
             await trio.to_thread.run_sync(
                 client.hint, digests, PEER_WORD_S, limiter=self._limiter, abandon_on_cancel=True
             )
@@ -96,7 +94,15 @@ class Takers:
 
     def _room_of(self, node_id: bytes) -> int:
         room = self._rooms.get(node_id)
-        return 0 if room is None else room.free_bytes
+        return _NO_ROOM if room is None else room.free_bytes
+
+    def _take_room(self, node_id: bytes, size_bytes: int) -> bool:
+        """Count a blob, if there is room for it."""
+        room = self._rooms.get(node_id)
+        if room is None or room.free_bytes < size_bytes:
+            return False
+        room.free_bytes -= size_bytes
+        return True
 
     async def _ask_rooms(self, node_ids: Collection[bytes]) -> None:
         """Know of these nodes how much room they have."""
@@ -109,14 +115,14 @@ class Takers:
                     nursery.start_soon(self._ask_room, member)
 
     async def _ask_room(self, member: Member) -> None:
-        client = self._membership.client(member)
         try:
+            client = self._membership.client(member)
             health = await trio.to_thread.run_sync(
                 client.health, PEER_WORD_S, limiter=self._limiter, abandon_on_cancel=True
             )
             free_bytes = health.free_bytes
         except KvfsError as error:
             log.info("%s does not say how much room it has: %s", member.address, error)
-            free_bytes = 0
+            free_bytes = _NO_ROOM
         free_bytes -= self._owed[member.node_id]
         self._rooms[member.node_id] = _Room(free_bytes, trio.current_time() + PEER_ROOM_S)

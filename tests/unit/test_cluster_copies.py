@@ -23,7 +23,7 @@ from kvfs.config import (
     MIB,
     CopyRule,
 )
-from kvfs.errors import Unavailable
+from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.contract import Blob, HeldPath, Inode
 from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
@@ -85,13 +85,16 @@ class World:
         self.sizes: dict[bytes, int] = {}
         self.paths: dict[bytes, bytes] = {}
         self.is_away = False
-        self.membership = Membership(
-            cast(Members, self), self.me, {}, lambda m: cast(PeerClient, self.peers[m.node_id])
-        )
+        self.membership = Membership(cast(Members, self), self.me, {}, self.connect)
         self.takers = Takers(self.membership)
         self.open_blobs: set[bytes] = set()
         self.directories: list[object] = [object()]
         self.engine = cast(RedisEngine, self)
+
+    def connect(self, member: Member) -> PeerClient:
+        if member.address == "of no such form":
+            raise InvalidInput(member.address, "is no address")
+        return cast(PeerClient, self.peers[member.node_id])
 
     def store(self, number: int, path: bytes, size_bytes: int = MIB, by: int = 0) -> Inode:
         digest = number.to_bytes(16, "big")
@@ -448,6 +451,45 @@ async def test_who_went_just_now_counts_for_a_while_unless_it_was_leaving(
     assert (standing.staying, standing.counted) == ({ME}, {ME, node_id(1)})
     await trio.sleep(CLUSTER_GONE_S)
     assert world.membership.standing().counted == {ME}
+
+
+async def test_who_does_not_answer_takes_not_even_empty_files(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(3)
+    nursery.start_soon(renew_always, world)
+    a, b, c = world.peers
+    world.peers[a].free_bytes = 0
+    world.peers[c].member = replace(world.peers[c].member, address="of no such form")
+    await trio.sleep(1)
+    world.peers[b].is_away = True  # which its lease does not say yet
+    assert await world.takers.with_room((c, b, a), 3, 0) == (a,)
+    assert await world.takers.roomiest(0) == a
+    assert await world.takers.roomiest(0, {a}) is None
+    await world.takers.hint({b: [b"d"], c: [b"d"], node_id(9): [b"d"]})
+    assert world.peers[b].heard == []
+
+
+async def test_room_that_is_forgotten_meanwhile_is_none(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(2)
+    nursery.start_soon(renew_always, world)
+    await trio.sleep(1)
+
+    async def forget_always() -> None:
+        while True:
+            world.takers.forget_rooms()
+            await trio.lowlevel.checkpoint()
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as inner:
+            inner.start_soon(forget_always)
+            for size_bytes in (0, MIB) * 20:
+                found = await world.takers.with_room(tuple(world.peers), 2, size_bytes)
+                assert set(found) <= world.peers.keys()
+                assert await world.takers.roomiest(size_bytes) in (None, *world.peers)
+            scope.cancel()
 
 
 async def test_room_is_asked_for_once_in_a_while_and_counted_meanwhile(
