@@ -129,13 +129,13 @@ class Ledger:
             may_be_torn = was_torn or entry.is_torn
             is_own = entry.writer == node and not entry.is_renamed and entry.begun > oldest
             if not data and not entry.is_renamed and (oldest == 0 or may_be_torn or is_own):
-                return oldest == 0  # made, and not closed yet
+                return oldest == 0 or may_be_torn  # made, and not closed yet
             try:
                 version = version_of(name, data)
             except ValueError as error:
                 if not (may_be_torn or is_own):
                     self.wrong.append(f"node {node}: {error}")
-                return False
+                return may_be_torn
             if oldest <= version <= entry.begun:
                 return True
             if version < oldest and node in self.cut_off:

@@ -166,7 +166,8 @@ class Cluster:
                     await trio.sleep(0)
                 self._node.reap()
             except KvfsError as error:
-                log.warning("the metadata server is not filled yet: %s", error)
+                level = logging.DEBUG if self._is_cut_off else logging.WARNING  # said already
+                log.log(level, "the metadata server is not filled yet: %s", error)
 
     def refresh(self) -> None:
         """Know all that others did until now, and have the kernel know. A round trip; where the

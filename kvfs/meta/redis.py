@@ -7,6 +7,7 @@ is read again. A write to the server that goes through while this node's own tab
 written leaves names without bytes here: as after a crash, `recover` finds the file by its intent.
 """
 
+import errno
 import logging
 import struct
 import time
@@ -596,6 +597,18 @@ class RedisEngine(LmdbEngine):
         return [None if blob and blob.directory in self.absent else blob for blob in found]
 
     # What differs --------------------------------------------------------------------------------
+    def lookup(self, parent: int, name: bytes) -> Inode | None:
+        """As the contract says. An entry that leads to nothing was read before its file was
+        replaced: it is read anew, so that a name that is there at all times is found."""
+        try:
+            return super().lookup(parent, name)
+        except NamespaceError as error:
+            if error.code != errno.ENOENT:
+                raise
+        key = records.pack_ordered(parent) + name
+        self._forget_records((Record(SharedTable.DIRENT, key),))
+        return super().lookup(parent, name)
+
     def usage(self) -> Usage:
         return replace(super().usage(), inodes=self._inodes)
 

@@ -113,6 +113,17 @@ def test_a_write_on_old_knowledge_runs_again(cluster: Cluster) -> None:
     refused(errno.ENOENT, a.make, made.ino, b"x", FILE, 0, 0, T0)
 
 
+def test_a_name_that_is_replaced_is_there_at_all_times(cluster: Cluster) -> None:
+    a, b = cluster.join(), cluster.join()
+    a.publish([publication(1, b"f"), publication(2, b"g")], T0)
+    b.catch_up()
+    assert b.sizes([b"f"]) == [101]  # it knows the entry, and not the file
+    a.forget([a.rename(ROOT_INO, b"g", ROOT_INO, b"f", T0).replaced.ino])  # type: ignore[union-attr]
+    found = b.lookup(ROOT_INO, b"f")
+    assert found is not None and found.digest == digest(2)
+    refused(errno.ENOENT, b.lookup, 1 << 40, b"f")
+
+
 def test_nodes_that_fill_one_directory_lose_nothing(cluster: Cluster) -> None:
     engines = [cluster.join() for _ in range(3)]
     failures: list[KvfsError] = []
