@@ -226,7 +226,9 @@ _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
-_CLUSTER_KEYS = {"metadata", "name", "listen", "insecure", "encrypt_bulk", "copies"}
+_CLUSTER_KEYS = {
+    "metadata", "metadata_file", "name", "listen", "insecure", "encrypt_bulk", "copies",
+}  # fmt: skip
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -279,21 +281,39 @@ def _parse_cluster(table: object) -> ClusterConfig:
     if not isinstance(table, dict):
         raise InvalidInput("cluster", "is no table; write [cluster]")
     _refuse_unknown(table, _CLUSTER_KEYS, "cluster.")
-    for key in ("metadata", "name", "listen"):
+    for key in ("metadata", "metadata_file", "name", "listen"):
         if not isinstance(table.get(key, ""), str):
             raise InvalidInput(f"cluster.{key}", f"{table[key]!r:.80} is no text")
+    url, key = table.get("metadata", ""), "cluster.metadata"
+    if "metadata_file" in table:
+        if "metadata" in table:
+            raise InvalidInput("cluster.metadata_file", "is written beside metadata; write one")
+        url, key = _read_url(Path(table["metadata_file"])), "cluster.metadata_file"
     return join_cluster(
         ClusterConfig(
-            table.get("metadata", ""),
+            url,
             table.get("name", "kvfs"),
             table.get("listen", ""),
             _parse_switch(table, "insecure", "cluster."),
             _parse_switch(table, "encrypt_bulk", "cluster."),
             parse_rules(table.get("copies", [])),
         ),
-        table.get("metadata", ""),
-        "cluster.metadata",
+        url,
+        key,
     )
+
+
+def _read_url(file: Path) -> str:
+    """A URL with a password in it, which others may read neither in a configuration nor in a list
+    of processes: the only line of a file."""
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(_CONFIG_BYTES_MAX).decode("utf-8").strip()
+    except OSError as error:
+        reason = f"{file} cannot be read: {error.strerror}"
+        raise InvalidInput("cluster.metadata_file", reason) from error
+    except ValueError as error:
+        raise InvalidInput("cluster.metadata_file", f"{file} is no text: {error}") from error
 
 
 def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterConfig:

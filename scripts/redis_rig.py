@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# What a user of the server needs, besides the keys of its cluster.
+USER_RIGHTS = ("+@read", "+@write", "+@scripting", "+@connection", "+time")
 START_S = 60.0
 _PING_S = 5.0
 

@@ -65,6 +65,8 @@ CONFIG_TEMPLATE = """\
 # One of many nodes that show one namespace, with their names on a server of Redis's protocol.
 # [cluster]
 # metadata = "redis://host:6379"
+# Or a file with that line in it, for a password that others may not see.
+# metadata_file = "/etc/kvfs/metadata"
 # Of the cluster, where several share a server.
 # name = "kvfs"
 # Where to serve other nodes. Default: any port of the address from which the server is reached.

@@ -15,12 +15,9 @@ from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_groups import Sharded, sharded_servers, watched_servers
-from scripts.redis_rig import RedisServer, find_program, free_port, redis_server
+from scripts.redis_rig import USER_RIGHTS, RedisServer, find_program, free_port, redis_server
 from tests.contract.meta_suite import FILE, T0, MetaSuite, publication
 from tests.processes import wait_until
-
-# What a user needs who may do nothing else.
-USER = ("~{kvfs:*", "+@read", "+@write", "+@scripting", "+@connection", "+time")
 
 PROGRAMS = [
     pytest.param(
@@ -64,7 +61,16 @@ def is_quick(act: Callable[[], object], most_s: float = 2.0) -> bool:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_users_and_passwords(tmp_path: Path, program: str) -> None:
-    options = ("--user", "kvfs", "on", ">right", *USER, "--requirepass", "default's")
+    options = (
+        "--user",
+        "kvfs",
+        "on",
+        ">right",
+        "~{kvfs:*",
+        *USER_RIGHTS,
+        "--requirepass",
+        "default's",
+    )
     with redis_server(tmp_path / "server", program, options) as server:
         address = f"127.0.0.1:{server.port}"
         url = f"redis://kvfs:right@{address}"
@@ -234,7 +240,9 @@ def sharded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sharded]
 
 def test_a_node_finds_its_slot_and_follows_it(tmp_path: Path, sharded: Sharded) -> None:
     for server in (*sharded.primaries, sharded.replica):
-        server.say("acl", "setuser", "kvfs", "on", ">right", *USER, "+cluster|slots")
+        server.say(
+            "acl", "setuser", "kvfs", "on", ">right", "~{kvfs:*", *USER_RIGHTS, "+cluster|slots"
+        )
     as_user = sharded.url.replace("://", "://kvfs:right@")
     with joined(tmp_path, as_user) as a, joined(tmp_path, sharded.url) as b:
         a.publish([publication(1, b"kv/m/00/1")], T0)

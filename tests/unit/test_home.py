@@ -34,6 +34,15 @@ from kvfs.home import (
         ("idle_exit_s = nan", "idle_exit_s", "above 0"),
         ("idle_exit_s = inf", "idle_exit_s", "above 0"),
         ("fsync = 1", "fsync", "neither true nor false"),
+        ('[cluster]\nname = "x"', r"cluster\.metadata", "write where the names are"),
+        ('[cluster]\nmetadata = "http://x"', r"cluster\.metadata", "is no such URL"),
+        ('[cluster]\nmetadata_file = "/nowhere"', r"cluster\.metadata_file", "No such file"),
+        ("[cluster]\nmetadata_file = 5", r"cluster\.metadata_file", "is no text"),
+        (
+            '[cluster]\nmetadata_file = "/nowhere"\nmetadata = "redis://x"',
+            r"cluster\.metadata_file",
+            "write one",
+        ),
         ("[mount]\nread_ahead_kib = -1", r"mount\.read_ahead_kib", "from 0 to"),
         ("[mount]\nread_ahead_kib = 1e3", r"mount\.read_ahead_kib", "from 0 to"),
         ("[mount]\nread_ahead_kib = 2000000000", r"mount\.read_ahead_kib", "from 0 to"),
@@ -148,3 +157,16 @@ def test_bytes_are_not_encrypted_without_keys(tmp_path: Path) -> None:
     file.write_text(text + "insecure = true\n")
     with pytest.raises(InvalidInput, match=r"cluster.encrypt_bulk.*needs keys"):
         load_config(file)
+
+
+def test_a_url_may_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+    written = tmp_path / "metadata"
+    written.write_text("redis://me:hush@here\n")
+    table = {"cluster": {"metadata_file": str(written), "name": "x"}}
+    cluster = parse_config(table, [tmp_path / "store"]).cluster
+    assert cluster is not None
+    assert (cluster.metadata, cluster.name) == ("redis://me:hush@here", "x")
+    written.write_text("http://me:hush@here\n")
+    with pytest.raises(InvalidInput, match=r"cluster\.metadata_file") as caught:
+        parse_config(table, [tmp_path / "store"])
+    assert "hush" not in str(caught.value)
