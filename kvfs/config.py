@@ -166,11 +166,13 @@ PEER_TEXT_BYTES_MAX = 1024
 
 # Between a client and the nodes that its own refers it to.
 REFERRAL_DEADLINE_S = 1.0  # for a peer to give tickets
+REFERRED_MAX = 65_536  # files of which is known how often clients read them elsewhere
 REMOTE_NODES_MAX = 1024  # that a client keeps streams to
 REMOTE_STREAMS_MAX = 16  # to one node
 REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way
 
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
+COUNT_MAX = 1_000_000  # the same
 READ_AHEAD_KIB_MAX = 1024 * 1024
 
 STORE_VERSION = 1
@@ -286,6 +288,7 @@ class ClusterConfig:
     listen: str = ""  # `host:port` to serve peers at; empty: any port, where the server is reached
     insecure: bool = False  # serve peers without keys
     encrypt_bulk: bool = False  # also the bytes of files, at a tenth of the speed
+    copy_after: int = 2  # reads by clients straight from another node; 0: never
     copies: tuple[CopyRule, ...] = ()  # the rule with the longest prefix counts; else one node
 
 

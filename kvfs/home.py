@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.config import (
+    COUNT_MAX,
     READ_AHEAD_KIB_MAX,
     ClusterConfig,
     Config,
@@ -227,7 +228,8 @@ _TOP_KEYS = {
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 _CLUSTER_KEYS = {
-    "metadata", "metadata_file", "name", "listen", "insecure", "encrypt_bulk", "copies",
+    "metadata", "metadata_file", "name", "listen", "insecure", "encrypt_bulk", "copy_after",
+    "copies",
 }  # fmt: skip
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -296,6 +298,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
             table.get("listen", ""),
             _parse_switch(table, "insecure", "cluster."),
             _parse_switch(table, "encrypt_bulk", "cluster."),
+            _parse_count(table.get("copy_after", 2), "cluster.copy_after"),
             parse_rules(table.get("copies", [])),
         ),
         url,
@@ -338,6 +341,12 @@ def _parse_switch(
     value = table.get(key, usual)
     if not isinstance(value, bool):
         raise InvalidInput(prefix + key, f"{value!r:.80} is neither true nor false; write one")
+    return value
+
+
+def _parse_count(value: object, key: str) -> int:
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
+        raise InvalidInput(key, f"{value!r:.80} is no number from 0 to {COUNT_MAX}")
     return value
 
 

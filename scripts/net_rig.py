@@ -17,6 +17,7 @@ either.
 """
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 
 COMMAND_DEADLINE_S = 20.0
 _HOSTS_MAX = 100
+_networks = itertools.count()  # of this process, which may have several
 _LATENCY_MS = 20  # the longest that a packet waits for the rate
 _BURST_BYTES_MIN = 256 * 1024
 
@@ -81,7 +83,7 @@ def network(count: int) -> Iterator[Network]:
     if os.geteuid() != 0:
         raise SystemExit("network namespaces need root")
     assert 0 < count <= _HOSTS_MAX
-    stem = f"kvfs{os.getpid()}"
+    stem = f"kvfs{os.getpid()}n{next(_networks)}"
     switch = f"{stem}s"
     names = [switch, *(f"{stem}h{index}" for index in range(count))]
     try:

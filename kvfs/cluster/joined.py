@@ -88,7 +88,7 @@ class Cluster:
         )
         self._location = Location(engine, self._membership)
         self._fetcher = Fetcher(node, engine, self._location, self._ask_again)
-        self._referrals = Referrals(engine, self._location)
+        self._referrals = Referrals(engine, self._location, self._hints.take, config.copy_after)
         takers = Takers(self._membership)
         self._copies = Copies(engine, self._membership, takers, config.copies)
         self._drain = Drain(engine, self._membership, takers, node.open_blobs, node.directories)

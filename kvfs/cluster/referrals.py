@@ -2,13 +2,13 @@
 between."""
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
 from kvfs.cluster.location import Location
-from kvfs.config import REFERRAL_DEADLINE_S
+from kvfs.config import REFERRAL_DEADLINE_S, REFERRED_MAX
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Inode, MetaEngine
 from kvfs.node import Referral
@@ -19,11 +19,21 @@ log = logging.getLogger(__name__)
 
 
 class Referrals:
-    """Asks peers for tickets, on behalf of clients."""
+    """Asks peers for tickets, on behalf of clients. What they ask for again and again is to be here
+    as well: `want` is told of it, at the `copy_after`th time (0: never)."""
 
-    def __init__(self, meta: MetaEngine, location: Location) -> None:
+    def __init__(
+        self,
+        meta: MetaEngine,
+        location: Location,
+        want: Callable[[Sequence[bytes]], None],
+        copy_after: int,
+    ) -> None:
         self._meta = meta
         self._location = location
+        self._want = want
+        self._copy_after = copy_after
+        self._counts: OrderedDict[bytes, int] = OrderedDict()  # the last asked for at the right
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """As `kvfs.node.Neighbours.refer`. A peer that does not answer soon is left out."""
@@ -37,7 +47,15 @@ class Referrals:
         async with trio.open_nursery() as nursery:
             for peer, ranges in by_peer.items():
                 nursery.start_soon(_ask, peer, ranges, referrals)
+        self._want([digest for digest in referrals if self._count(digest) == self._copy_after])
         return referrals
+
+    def _count(self, digest: bytes) -> int:
+        """How often clients were sent elsewhere for a file, this time included."""
+        count = self._counts[digest] = self._counts.pop(digest, 0) + 1
+        if len(self._counts) > REFERRED_MAX:
+            self._counts.popitem(last=False)
+        return count
 
 
 async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes, Referral]) -> None:

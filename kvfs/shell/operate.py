@@ -75,6 +75,8 @@ CONFIG_TEMPLATE = """\
 # insecure = false
 # Encrypt the bytes of files as well, on all nodes or none. Ten times slower on a fast network.
 # encrypt_bulk = false
+# A file that engines here have read so often straight from another node becomes a copy; 0: never.
+# copy_after = 2
 # Files that several nodes are to have: those whose paths begin like this. The longest one counts.
 # [[cluster.copies]]
 # prefix = "kv/"

@@ -11,6 +11,7 @@ from kvfs.client import Client
 from kvfs.config import MIB
 from scripts.bridge_rig import Engine, Reader, digest_of, engine_of
 from scripts.cluster_rig import Node, Rig, cluster, command_in
+from tests.processes import wait_until
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
@@ -53,9 +54,13 @@ def test_chunks_come_straight_from_the_node_that_has_them(rig: Rig, stored: Engi
     node = rig.nodes[1]
     with closing(reader_of(node)) as reader:
         load = reader.load(stored.hashes)
-    assert load.is_whole and load.digest == digest_of(stored, 1)
-    assert load.remote_bytes > CHUNKS * CHUNK_BYTES
-    assert count_here(node, stored) == 0
+        assert load.is_whole and load.digest == digest_of(stored, 1)
+        assert load.remote_bytes > CHUNKS * CHUNK_BYTES
+        assert count_here(node, stored) == 0
+        assert reader.load(stored.hashes).is_whole
+        wait_until(lambda: count_here(node, stored) == CHUNKS)  # as often as copy_after says
+        load = reader.load(stored.hashes)
+        assert load.is_whole and load.remote_bytes == 0
 
 
 def test_an_engine_that_reaches_no_peer_gets_them_by_its_node(rig: Rig, stored: Engine) -> None:

@@ -198,7 +198,7 @@ def _tables_last(keys: list[str]) -> list[str]:
     at = keys.index("[[store]]")
     tables = {
         "[mount]": ("allow_other", "passthrough", "read_ahead", "symlink"),
-        "[cluster]": ("metadata", "name", "listen", "insecure", "encrypt_bulk"),
+        "[cluster]": ("metadata", "name", "listen", "insecure", "encrypt_bulk", "copy_after"),
     }
     last = [
         line

@@ -170,3 +170,11 @@ def test_a_url_may_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"cluster\.metadata_file") as caught:
         parse_config(table, [tmp_path / "store"])
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "true", '"2"'])
+def test_what_is_no_count_is_refused(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\ncopy_after = {value}\n')
+    with pytest.raises(InvalidInput, match=r"cluster.copy_after.*is no number from 0"):
+        load_config(file)
