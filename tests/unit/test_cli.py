@@ -175,6 +175,9 @@ def test_the_template_is_the_default_configuration(tmp_path: Path) -> None:
 def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
     lines = CONFIG_TEMPLATE.format(store=tmp_path).splitlines()
     keys = [line.removeprefix("# ") for line in lines if " = " in line or "[[" in line]
+    [other] = [key for key in keys if key.startswith("metadata_file")]
+    assert 'metadata_file = "/' in other
+    keys.remove(other)  # instead of `metadata`, not beside it
     (tmp_path / "kvfs.toml").write_text("\n".join(_tables_last(keys)))
     config = configure(None, [tmp_path], None, None)
     assert [d.path for d in config.directories] == [tmp_path, Path("/mnt/nvme1/kvfs")]
