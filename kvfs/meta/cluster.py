@@ -17,7 +17,7 @@ from kvfs.meta.batch import Batch, is_loose
 from kvfs.meta.contract import Blob, Candidate, Inode, Publication
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.records import pack_native
-from kvfs.meta.shared import Record, SharedTable, SharedTransaction
+from kvfs.meta.shared import KEPT_IF_THERE, Record, SharedTable, SharedTransaction
 from kvfs.meta.view import InodeCache, Tables, View
 
 if TYPE_CHECKING:
@@ -189,7 +189,6 @@ class ClusterBatch(ClusterView, Batch):
         self._node_id = node_id
         self._numbers = numbers
         self._absent = absent
-        self.made: set[int] = set()  # numbers of new files
         self._number_written = self.totals.next_ino
         self.moves: list[Move] = []
         self.arrived: list[int] = []  # files whose bytes have come here
@@ -202,7 +201,10 @@ class ClusterBatch(ClusterView, Batch):
     def take_ino(self) -> int:
         number = self._numbers.take(self._number_written)
         self.totals.next_ino = self._numbers.following
-        self.made.add(number)
+        for table in (SharedTable.INODE, SharedTable.CHUNK):
+            self.txn.shared.begin_new(table, pack_native(number))
+        for table in (SharedTable.NAME, SharedTable.DIRENT):
+            self.txn.shared.begin_new(table, records.pack_ordered(number))
         return number
 
     def store(self, new: Inode, old: Inode | None) -> Inode:
@@ -402,20 +404,18 @@ class ClusterBatch(ClusterView, Batch):
 
 
 _BY_LETTER = {table.value: table for table in SharedTable}
-_BY_INO = (SharedTable.INODE, SharedTable.CHUNK)
 
 
 def encode_news(batch: ClusterBatch) -> bytes:
     """What other nodes must hear of a transaction: which records they may have kept. Of files that
-    it made they have nothing under their numbers, not even that it is missing."""
-    new = set(map(pack_native, batch.made)), set(map(records.pack_ordered, batch.made))
+    it made they have no inode and no names under their numbers, not even that they are missing."""
+    shared = batch.txn.shared
     packed = msgpack.packb(
         [
             [
                 [record.table.value, record.key]
-                for record in batch.txn.shared.commit.writes
-                if not (record.table in _BY_INO and record.key in new[0])
-                and not (record.table is SharedTable.NAME and record.key[:8] in new[1])
+                for record in shared.commit.writes
+                if record.table not in KEPT_IF_THERE or not shared.is_new(record)
             ],
             [[m.ino, m.old, m.new, m.is_named, m.is_pinned, m.used_ns] for m in batch.moves],
             batch.moves_directories,

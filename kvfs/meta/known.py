@@ -10,7 +10,15 @@ from typing import Protocol
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
 from kvfs.meta.records import NO_DIRENT
-from kvfs.meta.shared import FIRST_PAGE_MEMBERS, Commit, Page, Record, SharedTable, Source
+from kvfs.meta.shared import (
+    FIRST_PAGE_MEMBERS,
+    KEPT_IF_THERE,
+    Commit,
+    Page,
+    Record,
+    SharedTable,
+    Source,
+)
 
 _Group = tuple[SharedTable, bytes]
 
@@ -68,6 +76,8 @@ class Known:
                 self._keep_page(page, members)
 
     def _keep_page(self, page: Page, members: tuple[bytes, ...]) -> None:
+        if not members and page.table in KEPT_IF_THERE:
+            return
         group = page.table, page.group
         pages = self._groups.get(group)
         if pages is None:
@@ -101,6 +111,9 @@ class Known:
 
     def _keep(self, record: Record, value: bytes | None) -> None:
         values = self._values[record.table]
+        if value is None and record.table in KEPT_IF_THERE:
+            values.pop(record.key, None)
+            return
         values[record.key] = value
         if len(values) > CLUSTER_RECORDS_CACHED_MAX:
             values.popitem(last=False)

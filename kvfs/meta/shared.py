@@ -35,6 +35,11 @@ class SharedTable(Enum):
     __hash__ = object.__hash__  # Enum's own is Python's slowest step in hearing what others do
 
 
+# Numbers are given once, so that a new one's need not be told to anybody: as long as nobody keeps
+# that they are missing.
+KEPT_IF_THERE = (SharedTable.INODE, SharedTable.NAME)
+
+
 def _child_group_bytes(key: bytes) -> int:
     return 9 + key[8]  # namespace, length of the parent's key, that key
 
@@ -113,12 +118,15 @@ class SharedTransaction:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._new: dict[SharedTable, set[bytes]] = {}  # what is stored of these is nothing
         self.commit = Commit()
 
     def get(self, record: Record) -> bytes | None:
         """A value as this transaction sees it."""
         if record in self.commit.writes:
             return self.commit.writes[record]
+        if self.is_new(record):
+            return None
         seen = self.commit.values
         if record not in seen:
             [seen[record]] = self._source.values([record])
@@ -163,7 +171,18 @@ class SharedTransaction:
             yield waiting
             waiting = next(added, None)
 
+    def begin_new(self, table: SharedTable, key: bytes) -> None:
+        """A value, or a group, that cannot be there yet, so that it is not asked for."""
+        self._new.setdefault(table, set()).add(key)
+
+    def is_new(self, record: Record) -> bool:
+        """Whether it belongs to what could not be there before."""
+        key = record.split()[0] if record.is_grouped else record.key
+        return key in self._new.get(record.table, ())
+
     def _stored(self, table: SharedTable, group: bytes, start: bytes) -> Iterator[bytes]:
+        if group in self._new.get(table, ()):
+            return
         limit = FIRST_PAGE_MEMBERS
         while True:
             page = Page(table, group, start, limit)

@@ -410,6 +410,23 @@ def test_what_others_do_costs_who_has_nothing_of_it_no_question(
     assert b.sizes([b"d/f"]) == [102]
 
 
+def test_a_new_file_costs_few_questions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = cluster.join()
+    a.publish([publication(1, b"d/f")], T0)
+    asked: list[str] = []
+    for name in ("values", "members", "dirents", "commit", "news"):
+        method = getattr(a._server, name)
+        monkeypatch.setattr(
+            a._server,
+            name,
+            lambda *words, name=name, method=method: asked.append(name) or method(*words),
+        )
+    a.publish([publication(n, b"d/%d" % n, chunk=chunk(b"%d" % n)) for n in (2, 3)], T0)
+    # Who holds the bytes already, and whether the name is free, of each; where the directory lies;
+    # nothing under the numbers that the files were given just now.
+    assert sorted(asked) == ["commit", "members", "members", "members", "values", "values"]
+
+
 def member(engine: RedisEngine, port: int = 1, boot_id: str = "") -> Member:
     return Member(engine.node_id, f"10.0.0.1:{port}", "", "host", "/store", 0, boot_id)
 
