@@ -38,15 +38,15 @@ WORKLOADS = {
 
 def verify(directory: Path, words: list[str], mib: int, jobs: int) -> tuple[int, str]:
     """Run one workload: MiB that were read and checked, and what fio said of errors."""
-    directory.mkdir()
+    directory.mkdir(parents=True)
     done = subprocess.run(
         [
             "fio", "--output-format=json", "--name=job", f"--directory={directory}",
             f"--numjobs={jobs}", f"--size={mib}m", f"--bsrange={BLOCKS}", "--bs_unaligned=0",
             "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--group_reporting",
-            "--ioengine=psync", *words,
+            "--ioengine=psync", "--verify_state_save=0", *words,
         ],
-        check=False, capture_output=True, text=True, timeout=DEADLINE_S,
+        check=False, capture_output=True, text=True, timeout=DEADLINE_S, cwd=directory.parent,
     )  # fmt: skip
     shutil.rmtree(directory)
     if done.returncode != 0:
