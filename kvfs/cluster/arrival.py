@@ -248,18 +248,19 @@ class Arrival:
             while True:
                 if found := self._fit():
                     return min(found, key=self._burden)
-                if self._has_asked:
+                is_first, self._has_asked = not self._has_asked, True
+                if not is_first:
                     # Who has joined just now may not be known yet, here or to who has the bytes.
                     await self._ways.ask_again()
                 self._holders = list(self._ways.whom_to_ask(self.digest))
                 random.shuffle(self._holders)
-                if self._has_asked:
-                    waited_s = trio.current_time() - self._progress_s
-                    if not self._holders or waited_s > CLUSTER_HOLDER_WAIT_S:
-                        return None
-                    await trio.sleep(CLUSTER_RENEW_S / 2)
-                    self._failed.clear()
-                self._has_asked = True
+                if is_first or self._fit():
+                    continue
+                waited_s = trio.current_time() - self._progress_s
+                if not self._holders or waited_s > CLUSTER_HOLDER_WAIT_S:
+                    return None
+                await trio.sleep(CLUSTER_RENEW_S / 2)
+                self._failed.clear()
 
     def _fit(self) -> list[PeerClient]:
         """The holders that give what they are asked for, as far as is known."""

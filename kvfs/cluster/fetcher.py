@@ -13,6 +13,7 @@ from kvfs.config import (
     CLUSTER_FETCH_S,
     CLUSTER_FETCHES_MAX,
     CLUSTER_PULLS_MAX,
+    CLUSTER_READ_S,
     FETCH_WHOLE_BYTES,
     MIB,
 )
@@ -93,8 +94,10 @@ class Fetcher:
         if self._engine.blobs([inode.digest])[0] is not None:
             return None
         arrival = self._join(inode)
-        await arrival.wait_begun()
-        return None if arrival.has_ended else arrival
+        with trio.move_on_after(CLUSTER_READ_S):
+            await arrival.wait_begun()
+            return None if arrival.has_ended else arrival
+        return None  # so many others are fetched
 
     def _join(self, inode: Inode) -> Arrival:
         """The fetch of a file's bytes, which is begun if there is none."""

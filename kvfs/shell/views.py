@@ -143,6 +143,8 @@ def _cluster(cluster: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     state = ", cut off from it" if cluster["is_cut_off"] else ", leaving it" if is_leaving else ""
     yield "cluster", f"{cluster['name']}, {count_text(len(others), 'other node')}{state}"
     yield "names", cluster["metadata"]
+    if fetching := cluster.get("fetching"):
+        yield "fetching", count_text(fetching, "file")
     for node in others:
         leaving = ", leaving" if node.get("is_leaving") else ""
         yield "other node", f"{node['host']}:{node['store']} at {node['address']}{leaving}"

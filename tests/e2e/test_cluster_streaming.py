@@ -132,6 +132,11 @@ def test_the_first_bytes_are_here_before_the_rest(rig: Rig) -> None:
     wait_until(lambda: has_copy(b, "first"))
     assert fetched_bytes(b) == before + FILE_BYTES
     assert is_clean(b)
+    with Client(b.store) as client, open(b.mountpoint / "first", "rb") as file:
+        assert file.read() == content
+        mount = client.status()["mount"]
+        if mount["reads"] == "passthrough":  # as any file that is here
+            assert mount["open_in_passthrough"] == 1
 
 
 def test_readers_of_one_file_share_a_fetch(rig: Rig) -> None:
