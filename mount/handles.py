@@ -240,15 +240,14 @@ class OpenFiles:
         version = self._versions.get(number)
         if version is not None and self._is_overtaken(version):
             self._move(version)
-        is_untold = (
-            self._node.neighbours is not None and not is_repeated and self._is_untold(number)
-        )
+        is_shared = self._node.neighbours is not None
+        is_untold = is_shared and not is_repeated and self._is_untold(number)
         is_open = version is not None
         if version is None:
             current = self.numbers.is_current(number) and not is_untold
             inode = self._node.meta.inode(ino) if current else None
-            if inode is None:
-                raise self._send_back(thread, ino)
+            if inode is None or (inode.nlink == 0 and is_shared and not is_repeated):
+                raise self._send_back(thread, ino)  # what it is called by now is looked up
             version = Version(number, ino, inode.digest, shown=inode)
         opening = decide_open(
             version.state,

@@ -2,7 +2,8 @@
 
 On a local file system, who has looked a name up can open the file even if the name goes before the
 open. Here look-up and open are two requests: a file that loses its last name through the mount is
-kept until the kernel forgets it or its room is needed, at most for `LINGER_S`.
+kept until the kernel forgets it or its room is needed, at most for `LINGER_S`. In a cluster the
+kernel of another node may be on its way, so that it is kept whatever this one's forgets.
 """
 
 from collections import OrderedDict

@@ -126,7 +126,8 @@ class Operations(pyfuse3.Operations):
             self._view.forget(number, lookups)
         else:
             self._removed.forget(number)
-            if not self.links.is_on:  # else who read the link is yet to open what it leads to
+            # Who read a link is yet to open what it leads to; and other nodes may be on their way.
+            if not self.links.is_on and self._node.neighbours is None:
                 self.lingering.drop(self.files.numbers.ino(number))
             self.files.numbers.forget(number, lookups)
             self.files.note_forgotten(number)
