@@ -93,6 +93,7 @@ COPIES_WAITING_MAX = 65_536  # files stored here of which other nodes are still 
 COPIES_SETTLE_S = 0.5  # after which a new file has the name that it will keep
 COPIES_STEP = 64  # files looked at in one go: a round trip
 COPIES_STEP_S = 0.05  # between two such steps: 1 million files take 15 minutes
+COPIES_ASKED_PER_S = 50_000  # of the server by all nodes together: so large clusters are slower
 COPIES_SWEEP_S = 10.0  # between two rounds over all files of a node
 COPIES_PATHS_MAX = 16  # names of one file that are compared with the rules
 COPIES_ASKED_MAX = 256  # digests of which a client asks for the holders in one go

@@ -15,6 +15,7 @@ import trio
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.takers import Takers
 from kvfs.config import (
+    COPIES_ASKED_PER_S,
     COPIES_PATHS_MAX,
     COPIES_SETTLE_S,
     COPIES_STEP,
@@ -93,7 +94,8 @@ class Copies:
             after = blobs[-1].digest
             sizes = {blob.digest: blob.size_bytes for blob in blobs if blob.references}
             await self._see_to(sizes, is_fresh=False)
-            await trio.sleep(COPIES_STEP_S)
+            nodes = len(self._membership.present)
+            await trio.sleep(max(COPIES_STEP_S, COPIES_STEP * nodes / COPIES_ASKED_PER_S))
 
     async def _see_to(self, sizes: Mapping[bytes, int], *, is_fresh: bool) -> None:
         """Tell other nodes which of these blobs they are to have. Those that are full hear of fresh

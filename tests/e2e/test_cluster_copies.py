@@ -15,6 +15,7 @@ import pytest
 from kvfs.client import Client
 from kvfs.config import CLUSTER_GONE_S, COPIES_SWEEP_S, MIB
 from scripts.cluster_rig import ROOT, Node, Rig, cluster
+from tests.conftest import StartNode
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
@@ -234,7 +235,7 @@ def test_who_finds_no_room_says_so_and_loses_nothing(rig: Rig) -> None:
     assert read_all(c, {name: what for name, what in files.items() if name[0] == "c"}) == []
 
 
-def test_where_copies_lie_is_shown(rig: Rig, tmp_path: Path) -> None:
+def test_where_copies_lie_is_shown(rig: Rig) -> None:
     a, b, c = rig.nodes
     content = write(a, "f")
     assert (b.mountpoint / "f").read_bytes() == content
@@ -261,11 +262,11 @@ def test_where_copies_lie_is_shown(rig: Rig, tmp_path: Path) -> None:
     assert f"{a.store} at " in shown[0] and copies[0]["node"] in shown[0]
     assert shown[1] == f"a node that is not there (id {copies[1]['node']})"
 
-    alone = tmp_path / "alone"
-    assert kvfs("init", str(alone)).returncode == 0
+
+def test_a_store_that_is_in_no_cluster_cannot_leave(start_node: StartNode) -> None:
+    alone = start_node().store
     done = kvfs("leave", str(alone))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (f"kvfs leave: {alone}: is in no cluster, so there is nothing to leave\n")
-    done = kvfs("leave", str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is neither a kvfs store nor where one is mounted" in done.stderr
+    assert done.stderr == f"kvfs leave: {alone}: is in no cluster, so there is nothing to leave\n"
+    with Client(alone) as client:
+        assert client.copies([b"d" * 16]) is None

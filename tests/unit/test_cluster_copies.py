@@ -16,6 +16,8 @@ from kvfs.cluster.takers import Takers
 from kvfs.config import (
     CLUSTER_GONE_S,
     CLUSTER_LEASE_S,
+    COPIES_ASKED_PER_S,
+    COPIES_STEP,
     COPIES_SWEEP_S,
     COPIES_WAITING_MAX,
     DRAIN_FILES_MAX,
@@ -85,6 +87,7 @@ class World:
         self.sizes: dict[bytes, int] = {}
         self.paths: dict[bytes, bytes] = {}
         self.is_away = False
+        self.asked = 0  # digests, of the server
         self.membership = Membership(cast(Members, self), self.me, {}, self.connect)
         self.takers = Takers(self.membership)
         self.open_blobs: set[bytes] = set()
@@ -126,6 +129,7 @@ class World:
 
     def ask_copies(self, digests: Sequence[bytes]) -> list[set[bytes]]:
         self._ask()
+        self.asked += len(digests)
         return [set(self.held.get(digest, ())) for digest in digests]
 
     known_copies = ask_copies
@@ -217,6 +221,21 @@ async def test_one_that_comes_back_soon_costs_nothing(
     peer.is_away = False
     await trio.sleep(4 * COPIES_SWEEP_S)
     assert world.counts() == [2] * 50
+
+
+async def test_all_nodes_together_ask_the_server_no_more_than_it_bears(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(199)
+    for number in range(4 * COPIES_STEP):
+        world.store(number, b"one")
+    await start_copies(world, nursery)
+    await trio.sleep(COPIES_SWEEP_S)
+    world.asked = 0
+    began_s = trio.current_time()
+    while world.asked < 3 * COPIES_STEP:
+        await trio.sleep(0.01)
+    assert 2 * COPIES_STEP * 200 / (trio.current_time() - began_s) <= COPIES_ASKED_PER_S
 
 
 async def test_another_holder_in_front_sees_to_it(
