@@ -21,7 +21,7 @@ from redis.exceptions import AskError, MovedError, NoPermissionError, TryAgainEr
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from kvfs.config import CLUSTER_DEADLINE_S, CLUSTER_SERVERS_MAX
+from kvfs.config import CLUSTER_DEADLINE_S, CLUSTER_FIRST_SEARCH_S, CLUSTER_SERVERS_MAX
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.url import Form, ServerUrl, parse_url
 
@@ -63,18 +63,21 @@ class Primary:
         self._lock = threading.Lock()
         self._place: _Place | None = None
         self._search: _Search | None = None
-        self._nodes = list(self.url.hosts)  # of a cluster, those to ask first in front
-        self._sentinel: Sentinel | None = None
+        self._nodes = list(
+            self.url.hosts
+        )  # of a cluster, or Sentinels; those to ask first in front
+        self._patience_s = CLUSTER_FIRST_SEARCH_S  # until it was found once: nobody is served yet
 
     def place(self) -> _Place:
-        """Where the primary is. Waits for `CLUSTER_DEADLINE_S` at most. Raises `Unavailable`."""
+        """Where the primary is. Waits for `CLUSTER_DEADLINE_S` at most, for longer at the start.
+        Raises `Unavailable`."""
         with self._lock:
             if self._place is not None:
                 return self._place
             if self._search is None:
                 self._search = _Search(self._find)
             search = self._search
-        if not search.is_over.wait(CLUSTER_DEADLINE_S):
+        if not search.is_over.wait(self._patience_s):
             raise Unavailable("the metadata server is still looked for")
         with self._lock:
             if self._search is search:
@@ -82,6 +85,7 @@ class Primary:
         if search.place is None:
             assert search.error is not None
             raise _unavailable(search.error, self.url) from search.error
+        self._patience_s = CLUSTER_DEADLINE_S
         return search.place
 
     def lost(self, place: _Place, moved_to: _Place | None = None) -> None:
@@ -131,22 +135,25 @@ class Primary:
         return place
 
     def _ask_sentinels(self) -> _Place:
-        if self._sentinel is None:
-            who = {"username": self.url.sentinel_user, "password": self.url.sentinel_password}
-            each_s = CLUSTER_DEADLINE_S / len(self.url.hosts)
-            self._sentinel = Sentinel(  # type: ignore[no-untyped-call]  # theirs has no types
-                self.url.hosts, sentinel_kwargs=who | self._options(each_s, each_s)
-            )
-        else:  # who answered last may be cut off from the others: another one first
-            self._sentinel.sentinels.append(self._sentinel.sentinels.pop(0))
-        found = self._sentinel.discover_master(self.url.service)  # type: ignore[no-untyped-call]
-        host, port = found
+        hosts = list(self._nodes)
+        # Who was asked first may be cut off from the others: another one the next time.
+        self._nodes.append(self._nodes.pop(0))
+        who = {"username": self.url.sentinel_user, "password": self.url.sentinel_password}
+        each_s = self._patience_s / len(hosts)
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]  # theirs has no types
+            hosts, sentinel_kwargs=who | self._options(each_s, each_s)
+        )
+        try:
+            host, port = sentinel.discover_master(self.url.service)  # type: ignore[no-untyped-call]
+        finally:
+            for asked in sentinel.sentinels:
+                asked.close()
         return str(host), int(port)
 
     def _ask_nodes(self) -> _Place:
         errors = []
         asked = list(self._nodes)
-        each_s = CLUSTER_DEADLINE_S / len(asked)
+        each_s = self._patience_s / len(asked)
         for node in asked:
             self._nodes.append(self._nodes.pop(0))
             try:

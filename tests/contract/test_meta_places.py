@@ -51,8 +51,8 @@ def try_to(act: Callable[[], object]) -> bool:
     return True
 
 
-def is_quick(act: Callable[[], object], most_s: float = 2.0) -> bool:
-    """`try_to`, which neither waits longer than a mount may."""
+def is_quick(act: Callable[[], object], most_s: float = 10.0) -> bool:
+    """`try_to`, which does not hang either way."""
     begun_s = time.monotonic()
     went = try_to(act)
     assert time.monotonic() - begun_s < most_s
