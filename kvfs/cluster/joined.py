@@ -14,6 +14,7 @@ import trio
 
 from kvfs.arriving import Arriving
 from kvfs.boot import boot_id
+from kvfs.cluster.abandoned import Abandoned
 from kvfs.cluster.copies import Copies
 from kvfs.cluster.drain import Drain
 from kvfs.cluster.fetcher import Fetcher
@@ -92,6 +93,7 @@ class Cluster:
         takers = Takers(self._membership)
         self._copies = Copies(engine, self._membership, takers, config.copies)
         self._drain = Drain(engine, self._membership, takers, node.open_blobs, node.directories)
+        self._abandoned = Abandoned(node, engine, self._membership)
         self._is_cut_off = False
 
     @asynccontextmanager
@@ -112,6 +114,7 @@ class Cluster:
                 nursery.start_soon(self._hints.work_always, self._fetcher.bring)
                 nursery.start_soon(self._copies.run)
                 nursery.start_soon(self._drain.run)
+                nursery.start_soon(self._abandoned.run)
                 yield
                 nursery.cancel_scope.cancel()
         finally:

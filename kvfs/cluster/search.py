@@ -103,6 +103,11 @@ class Search:
         """What this node had under another id, and has not found, is lost: it is said of that id
         no more that it has it."""
         former, cursor, ended = self._belonging.former_ids, b"0", 0
+        for node_id in former:  # nobody is left who would finish it
+            while (names := self._engine.drop_loose(node_id, if_gone=False)) is not None:
+                for parent, name, ino in names:
+                    self._node.notify(parent, name, ino)
+                await trio.lowlevel.checkpoint()
         while True:
             cursor, digests = self._engine.digests_of(former, cursor)
             ended += len(digests)

@@ -209,12 +209,16 @@ class ClusterBatch(ClusterView, Batch):
 
     def store(self, new: Inode, old: Inode | None) -> Inode:
         stored = super().store(new, old)
+        if is_loose(new) != (old is not None and is_loose(old)):
+            self.txn.shared.write(self._loose(new.ino), b"" if is_loose(new) else None)
         self._note_move(old, new)
         self._rank_anew(new)
         return stored
 
     def drop(self, old: Inode) -> None:
         super().drop(old)
+        if is_loose(old):
+            self.txn.shared.write(self._loose(old.ino), None)
         self._note_move(old, None)
         self._rank_anew(replace(old, digest=b""))
 
@@ -389,6 +393,9 @@ class ClusterBatch(ClusterView, Batch):
             self.txn.shared.write(self._copy(digest), None)
         return was_doomed
 
+    def _loose(self, ino: int) -> Record:
+        return loose_record(self._node_id, ino)
+
     def _copy(self, digest: bytes) -> Record:
         return Record(SharedTable.COPY, digest + self._node_id)
 
@@ -403,6 +410,11 @@ class ClusterBatch(ClusterView, Batch):
             self.recount(old)
 
 
+def loose_record(node_id: bytes, ino: int) -> Record:
+    """Where it is said that a node has not finished a file."""
+    return Record(SharedTable.LOOSE, node_id + records.pack_ordered(ino))
+
+
 _BY_LETTER = {table.value: table for table in SharedTable}
 
 
@@ -415,7 +427,8 @@ def encode_news(batch: ClusterBatch) -> bytes:
             [
                 [record.table.value, record.key]
                 for record in shared.commit.writes
-                if record.table not in KEPT_IF_THERE or not shared.is_new(record)
+                if record.table is not SharedTable.LOOSE
+                and (record.table not in KEPT_IF_THERE or not shared.is_new(record))
             ],
             [[m.ino, m.old, m.new, m.is_named, m.is_pinned, m.used_ns] for m in batch.moves],
             batch.moves_directories,

@@ -46,6 +46,7 @@ for _, w in ipairs(t.writes) do
     if w[4] then call('ZADD', order, 0, w[3]) else call('ZREM', order, w[3]) end
   end
 end
+call('DEL', p .. 'g' .. t.node) -- who does something is not gone
 if t.inodes ~= 0 then call('INCRBY', p .. 'inodes', t.inodes) end
 seq = call('INCR', p .. 'seq')
 -- Of this transaction and of all before it: no other history has it.

@@ -107,7 +107,8 @@ class Known:
         """A transaction of this node went through."""
         self.forget(commit.writes)
         for record, value in commit.writes.items():
-            self._keep(record, value)
+            if record.table is not SharedTable.LOOSE:  # never asked for again
+                self._keep(record, value)
 
     def _keep(self, record: Record, value: bytes | None) -> None:
         values = self._values[record.table]

@@ -13,6 +13,11 @@ local kept = tonumber(ARGV[7])
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local changed = {}
+local function went(id) -- `gone.lua` says for how long
+  changed[#changed + 1] = id
+  redis.call('ZADD', p .. 'gone', now_ms, id)
+  redis.call('SET', p .. 'g' .. id, now_ms)
+end
 local there = redis.call('HGET', p .. 'members', node)
 if ARGV[6] == '1' and there and there ~= words then
   local before, now_said = cmsgpack.unpack(there), cmsgpack.unpack(words)
@@ -21,9 +26,13 @@ if ARGV[6] == '1' and there and there ~= words then
   if not is_its_place and until_ms and tonumber(until_ms) > now_ms then return {-1} end
 end
 if words == '' then
-  if redis.call('HDEL', p .. 'members', node) == 1 then changed[1] = node end
+  if redis.call('HDEL', p .. 'members', node) == 1 then went(node) end
   redis.call('ZREM', p .. 'leases', node)
 else
+  if not there then
+    redis.call('ZREM', p .. 'gone', node)
+    redis.call('DEL', p .. 'g' .. node)
+  end
   if there ~= words then
     redis.call('HSET', p .. 'members', node, words)
     changed[1] = node
@@ -33,7 +42,7 @@ end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now_ms)) do
   redis.call('ZREM', p .. 'leases', gone)
   redis.call('HDEL', p .. 'members', gone)
-  changed[#changed + 1] = gone
+  went(gone)
 end
 local number
 if #changed > 0 then

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgpack
 
 from kvfs.config import (
+    ABANDONED_NODES_MAX,
     CLUSTER_CONFLICTS_MAX,
     CLUSTER_LEASE_S,
     CLUSTER_NEWS_ENTRIES,
@@ -31,6 +32,7 @@ from kvfs.config import (
 )
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta import content, records
+from kvfs.meta.abandoned import Named, drop_loose
 from kvfs.meta.batch import Batch
 from kvfs.meta.cluster import (
     ClusterBatch,
@@ -41,7 +43,7 @@ from kvfs.meta.cluster import (
     decode_news,
     encode_news,
 )
-from kvfs.meta.contract import DIGEST_BYTES, Blob, Inode, Publication, Usage
+from kvfs.meta.contract import DIGEST_BYTES, Blob, Inode, Publication, Recovery, Usage
 from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
@@ -595,6 +597,24 @@ class RedisEngine(LmdbEngine):
         """As the contract says; what lies in a directory that is missing is not here."""
         found = super().blobs(digests)
         return [None if blob and blob.directory in self.absent else blob for blob in found]
+
+    # What nodes leave unfinished ----------------------------------------------------------------
+    def recover(self) -> Recovery:
+        """As the contract says; also of what the server knows, and this node's own tables do not
+        any more."""
+        left = super().recover()
+        while self.drop_loose(self.node_id, if_gone=False) is not None:
+            pass
+        return left
+
+    def gone_nodes(self, after_s: float, settled: bytes = b"") -> list[bytes]:
+        """Some of the nodes that have not been members for so long, and may have left something
+        unfinished. `settled`: one that has not any more."""
+        return self._server.gone_nodes(after_s, ABANDONED_NODES_MAX, settled)
+
+    def drop_loose(self, node_id: bytes, *, if_gone: bool = True) -> list[Named] | None:
+        """As `abandoned.drop_loose`: a step of it. Raises `Unavailable`."""
+        return self._write(lambda batch: drop_loose(_of_cluster(batch), node_id, if_gone=if_gone))
 
     # What differs --------------------------------------------------------------------------------
     def lookup(self, parent: int, name: bytes) -> Inode | None:

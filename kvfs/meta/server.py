@@ -25,16 +25,15 @@ from kvfs.config import (
 from kvfs.errors import Unavailable
 from kvfs.meta.journal import Point, Standing
 from kvfs.meta.primary import Link, Primary
-from kvfs.meta.shared import Commit, Page, Record, SharedTable
+from kvfs.meta.shared import NODE_ID_BYTES, Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
 from kvfs.meta.url import Form
 
-NODE_ID_BYTES = 16
 MARK_BYTES = 16
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
 FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
-_SCRIPTS = ("begin", "commit", "dirents", "members", "sweep", "history")
+_SCRIPTS = ("begin", "commit", "dirents", "members", "sweep", "history", "gone")
 _ROOT_GROUP = bytes(8)
 _BEGIN_KEYS = (
     b"i" + (1).to_bytes(8, "little"), b"d" + _ROOT_GROUP, b"e" + _ROOT_GROUP,
@@ -254,6 +253,13 @@ class MetaServer:
         after, digests = self._run_script("sweep", [self.prefix, cursor, keys, *node_ids])
         return after, digests
 
+    def gone_nodes(self, after_s: float, limit: int, settled: bytes) -> list[bytes]:
+        """Nodes whose lease has been over for so long and that have not been `settled`: left with
+        nothing on the list of what they have not finished."""
+        args = [self.prefix, int(after_s * 1000), limit, settled]
+        found: list[bytes] = self._run_script("gone", args)
+        return found
+
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
         """Compare and write; without `news` only compare. When the answer is lost it is asked for
@@ -285,7 +291,9 @@ class MetaServer:
             },
             use_bin_type=False,  # which the server's msgpack does not know
         )
-        question = self._script_question("commit", [self.prefix, packed], _keys_of(commit))
+        question = self._script_question(
+            "commit", [self.prefix, packed], _keys_of(commit, self._node_id)
+        )
         state, number, count, *mark = self._ask(question, tries=2)
         if state == b"done":
             return Done(Point(number, mark[0]), count)
@@ -344,9 +352,9 @@ def _read_entry(number: int, words: bytes) -> tuple[Point, bytes, bytes]:
     return at, words[:NODE_ID_BYTES], words[mark_end:]
 
 
-def _keys_of(commit: Commit) -> list[bytes]:
+def _keys_of(commit: Commit, node_id: bytes) -> list[bytes]:
     """All keys that `commit.lua` touches."""
-    keys = {b"last", b"seq", b"inodes", b"feed", b"mark"}
+    keys = {b"last", b"seq", b"inodes", b"feed", b"mark", b"g" + node_id}
     for record in (*commit.values, *commit.writes):
         group = record.split()[0] if record.is_grouped else record.key
         keys.add(record.table.value.encode() + group)

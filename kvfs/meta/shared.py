@@ -21,6 +21,9 @@ FIRST_PAGE_MEMBERS = (
 )
 
 
+NODE_ID_BYTES = 16
+
+
 class SharedTable(Enum):
     """The letter of each table in the names of the server's keys."""
 
@@ -31,6 +34,8 @@ class SharedTable(Enum):
     HOLDER = "h"  # digest | ino
     CHILD = "k"  # namespace, parent key | ino
     COPY = "o"  # digest | node id: who has the bytes
+    LOOSE = "l"  # node id | ino: what that node has not finished; of interest to nobody else
+    GONE = "g"  # node id -> since when its lease has been over; written by `members.lua`
 
     __hash__ = object.__hash__  # Enum's own is Python's slowest step in hearing what others do
 
@@ -50,6 +55,7 @@ _GROUP_BYTES: dict[SharedTable, Callable[[bytes], int]] = {
     SharedTable.HOLDER: lambda _: DIGEST_BYTES,
     SharedTable.CHILD: _child_group_bytes,
     SharedTable.COPY: lambda _: DIGEST_BYTES,
+    SharedTable.LOOSE: lambda _: NODE_ID_BYTES,
 }
 
 

@@ -13,13 +13,13 @@ import trio
 
 from kvfs.belonging import aside_of, read_belonging
 from kvfs.client import Client
-from kvfs.cluster.source import NodeSource
+from kvfs.cluster.joined import Cluster
 from kvfs.config import ClusterConfig, Config, DirectoryConfig
 from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.life import running
 from kvfs.meta.contract import ROOT_INO, Changes, Inode
-from kvfs.node import Node
+from kvfs.node import Change, Node
 from kvfs.publish import Publisher
 from scripts.redis_rig import RedisServer, redis_server
 from tests.own_node import blob_path, chunk_file, put_orphan, store
@@ -281,6 +281,33 @@ async def test_what_lies_on_a_missing_disk_is_no_copy_until_it_is_back(
             assert await load(node, b"two") == b"also elsewhere"
 
 
+async def test_what_a_node_never_closed_goes_when_it_stays_away(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with searched(joined(alone(tmp_path / "b"), server)) as other:
+        assert isinstance(other.neighbours, Cluster)
+        abandoned = other.neighbours._abandoned
+        async with searched(joined(alone(tmp_path / "a"), server)) as node:
+            assert isinstance(node.neighbours, Cluster)
+            node.meta.make(ROOT_INO, b"never closed", stat.S_IFREG | 0o600, 0, 0, 5)
+            store(node, b"closed", b"closed")
+            await other.neighbours._renew()
+            charged = [abandoned.is_in_charge(), node.neighbours._abandoned.is_in_charge()]
+            assert sorted(charged) == [False, True]
+            assert find(other, b"never closed") is not None
+        await other.neighbours._renew()
+        assert abandoned.is_in_charge()
+        await abandoned.see_to()  # it has gone just now
+        assert find(other, b"never closed") is not None
+        abandoned._after_s = 0.0
+        changes: list[Change] = []
+        other.watch(changes.append)
+        await abandoned.see_to()
+        assert find(other, b"never closed") is None
+        assert find(other, b"closed") is not None
+        assert b"never closed" in [change.name for change in changes]
+
+
 async def test_who_was_wiped_is_asked_once(
     tmp_path: Path, server: RedisServer, allow_warnings: list[str]
 ) -> None:
@@ -289,14 +316,17 @@ async def test_who_was_wiped_is_asked_once(
         searched(joined(alone(tmp_path / "a"), server)) as node,
         searched(joined(alone(tmp_path / "b"), server)) as other,
     ):
-        source = NodeSource(node, trio.lowlevel.current_trio_token())
+        assert isinstance(node.neighbours, Cluster)
+        source = node.neighbours._source
         digest = digest_of(b"data")
         store(node, b"f", b"data")
         store(node, b"only here", b"only here")
         assert await load(other, b"f") == b"data"
         for lost in (digest, digest_of(b"only here")):
             blob_path(node, lost).unlink()
-        assert await trio.to_thread.run_sync(source.open, digest) is None
+        served = await trio.to_thread.run_sync(source.open, digest)
+        if served is not None:  # it was open still, since the other one has just read it
+            os.close(served)
         other.refresh()
         assert len(other.meta.copies(digest)) == 1  # type: ignore[attr-defined]
         with pytest.raises(NamespaceError):

@@ -1,0 +1,16 @@
+-- Nodes that have been gone for long and may have left something, by the server's clock.
+-- ARGV: prefix; for how many milliseconds; how many of them at most; a node that left nothing, or ''.
+-- Returns their ids.
+local p = ARGV[1]
+local now = redis.call('TIME')
+local until_ms = now[1] * 1000 + math.floor(now[2] / 1000) - tonumber(ARGV[2])
+local function forget(id)
+  redis.call('ZREM', p .. 'gone', id)
+  redis.call('DEL', p .. 'g' .. id)
+end
+if ARGV[4] ~= '' and redis.call('EXISTS', p .. 'l' .. ARGV[4]) == 0 then forget(ARGV[4]) end
+local found = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', p .. 'gone', '-inf', until_ms, 'LIMIT', 0, ARGV[3])) do
+  if redis.call('HEXISTS', p .. 'members', id) == 1 then forget(id) else found[#found + 1] = id end
+end
+return found
