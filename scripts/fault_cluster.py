@@ -71,6 +71,7 @@ class Report:
     others_s: float | None  # None: they were not all served while it lasted
     recovery_s: float | None
     reads: int
+    reopened: int  # of these, after ESTALE: overwritten in place twice while they were opened
     problems: list[str] = field(default_factory=list)
 
 
@@ -152,6 +153,7 @@ class Faults:
             _longest_of(tally.write_s_max, answering), _errors(tally.read_errors, others),
             _errors(tally.read_errors, fault.victims), _errors(tally.write_errors, self._nodes),
             _since(others_done_s, began_s), _since(done_s, healed_s), tally.reads,
+            tally.reopened,
         )  # fmt: skip
         report.problems += self._problems(report, self._ledger.next_tally(), wrong_before, lost)
         return report
