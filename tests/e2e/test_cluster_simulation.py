@@ -37,7 +37,7 @@ def test_a_small_cluster_keeps_its_promises_and_the_same_seed_does_the_same(
 
 def test_the_script_prints_its_report(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "simulate_cluster.py"
-    command = [sys.executable, script, "--nodes", "3", "--steps", "1", "--json"]
+    command = [sys.executable, script, "--nodes", "3", "--steps", "1", "--lease", "3", "--json"]
     done = subprocess.run(
         [*command, "--directory", tmp_path], capture_output=True, text=True, timeout=100, check=True
     )
