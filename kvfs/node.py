@@ -438,17 +438,21 @@ class Node:
         """A stage that holds a published file's bytes, for copy on write."""
         source = await self.open_content(ino)
         try:
-            size_bytes = os.fstat(source).st_size
-            stage = self.stage(size_bytes)
-            try:
-                await self.reserve(stage, size_bytes)
-                await trio.to_thread.run_sync(copy_bytes, source, stage.fd, size_bytes)
-            except BaseException:
-                self.discard(stage)
-                raise
-            return stage
+            return await self.stage_copy_of(source)
         finally:
             os.close(source)
+
+    async def stage_copy_of(self, source: int) -> Stage:
+        """As `stage_copy`, of the bytes of a descriptor that was opened for its reading."""
+        size_bytes = os.fstat(source).st_size
+        stage = self.stage(size_bytes)
+        try:
+            await self.reserve(stage, size_bytes)
+            await trio.to_thread.run_sync(copy_bytes, source, stage.fd, size_bytes)
+        except BaseException:
+            self.discard(stage)
+            raise
+        return stage
 
     async def reserve(self, stage: Stage, size_bytes: int) -> None:
         """Make sure a stage may grow to a size, evicting what is coldest. Raises `OutOfSpace`."""

@@ -42,7 +42,7 @@ from kvfs.arriving import Arriving
 from kvfs.config import CACHED_DIGESTS_MAX, SETTLED_S
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
-from kvfs.node import Node
+from kvfs.node import Change, Node
 from mount.content import OpenBytes
 from mount.kernel import DIRECT_WRITES_ARE_SEEN
 from mount.locks import Held
@@ -118,7 +118,7 @@ class OpenFiles:
         """An inode as a number shows it, and whether it is changing; None when it is gone."""
         version = self._versions.get(number)
         if version is not None and version.frozen is not None:
-            return version.frozen, False
+            return _with_stage(version.frozen, version), version.stage is not None
         if not self.numbers.is_current(number):
             return None
         inode = self._node.meta.inode(self.numbers.ino(number))
@@ -134,7 +134,7 @@ class OpenFiles:
             return replace(inode, size_bytes=through.size_bytes, mtime_ns=through.mtime_ns), True
         if version is None or version.stage is None:
             return inode, not inode.is_published and inode.is_regular
-        return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns), True
+        return _with_stage(inode, version), True
 
     def is_written(self, ino: int) -> bool:
         """Whether somebody has a file open for writing."""
@@ -238,8 +238,8 @@ class OpenFiles:
         repeated_for = self._sent_back.take(thread)
         is_repeated = repeated_for == ino
         version = self._versions.get(number)
-        if version is not None and self._is_overtaken(version):
-            self._move(version)
+        if version is not None:
+            self._follow(version)
         is_shared = self._node.neighbours is not None
         is_untold = is_shared and not is_repeated and self._is_untold(number)
         is_open = version is not None
@@ -276,18 +276,34 @@ class OpenFiles:
         self.numbers.move(version.ino)
 
     def note_changed(self, ino: int) -> bool:
-        """Another node has changed a file. Whether readers here keep what it was, under a number
-        that its names show no more."""
+        """Another node has changed a file. Whether who has it open here keeps what it was, under a
+        number that its names show no more."""
         version = self._versions.get(self.numbers.current(ino))
-        is_overtaken = version is not None and self._is_overtaken(version)
-        if version is not None and is_overtaken:
+        return version is not None and self._follow(version)
+
+    def _follow(self, version: Version) -> bool:
+        """See to it that an open of a file, which another node has changed, shows what there is
+        now; whether who has this version open keeps it as an older one. Who has it open for
+        writing, and has seen nothing of its bytes yet, gets those that are there now."""
+        if self._is_overtaken(version):
             self._move(version)
-        return is_overtaken
+            return True
+        if self._node.neighbours is None or version.state is not State.WRITE:
+            return False
+        inode = self._node.meta.inode(version.ino)
+        if inode is None or inode.nlink == 0 or inode.digest == version.digest:
+            return False
+        version.digest, version.shown = inode.digest, inode
+        self._expire_pages(version.number)
+        return False
 
     def _is_overtaken(self, version: Version) -> bool:
         """Whether another node has removed a file, or given it new bytes, that is read here; or
         its bytes do not come."""
-        if self._node.neighbours is None or version.state is not State.READ:
+        is_kept = version.state is State.READ or (
+            version.state is State.WRITE and version.content is not None
+        )
+        if self._node.neighbours is None or not is_kept:
             return False
         if version.content is not None and version.content.has_failed:
             return True
@@ -475,6 +491,11 @@ class OpenFiles:
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""
         if await self._stages.publish(version):
+            version.shown = self._node.meta.inode(version.ino)
+            if version.frozen is not None and version.shown is not None:
+                # Another node had overwritten the file: this close came last.
+                version.frozen = replace(version.shown, nlink=0)
+                self._node.tell(Change(0, None, version.ino))
             if version.is_mixed or version.through is not None:
                 self._cached.pop(version.number, None)
             else:
@@ -503,3 +524,10 @@ class OpenFiles:
             self._leave(handle.version, handle.is_writer)
         self._handles.clear()
         self.backing.close()
+
+
+def _with_stage(inode: Inode, version: Version) -> Inode:
+    """An inode with what a version's stage adds."""
+    if version.stage is None:
+        return inode
+    return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns)

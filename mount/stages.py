@@ -205,12 +205,25 @@ class Stages:
             return version.stage
         size_bytes = 0
         if version.digest:
-            stage = await self._node.stage_copy(version.ino)
+            stage = await self._copy(version)
             size_bytes = os.fstat(stage.fd).st_size
         else:
             stage = self._node.stage()
         self.adopt(version, stage, size_bytes)
         return stage
+
+    async def _copy(self, version: Version) -> Stage:
+        """A stage with the bytes that the version has, which may be those of its file no more."""
+        inode = self._node.meta.inode(version.ino)
+        if inode is not None and (inode.digest == version.digest or version.content is None):
+            return await self._node.stage_copy(version.ino)
+        if version.content is None or not version.content.is_whole:
+            raise NamespaceError(errno.ESTALE)  # another node has removed it before it was here
+        source = os.dup(version.content.fd)
+        try:
+            return await self._node.stage_copy_of(source)
+        finally:
+            os.close(source)
 
     def _check_length(self, stage: Stage, size_bytes: int) -> None:
         """EFBIG for a file that its directory could never hold, holes or not."""

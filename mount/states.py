@@ -34,7 +34,10 @@ told again when somebody reads at the same time.
 
 Other transitions: the first write (or truncation) makes WRITE to STAGED by copying; a publication
 makes STAGED to WRITE; the last writer's release makes WRITE to READ or IDLE; the last reader's
-release makes READ to IDLE, and an OLD version vanish.
+release makes READ to IDLE, and an OLD version vanish. What another node of a cluster does to a file
+makes READ to OLD, and WRITE too if its bytes were read or written here; else WRITE gets the new
+bytes. An OLD version that is written to is published over what the other node wrote: the last close
+wins.
 """
 
 import enum

@@ -109,6 +109,42 @@ def test_who_has_a_file_open_keeps_its_bytes(rig: Rig) -> None:
         assert os.fstat(reader.fileno()).st_size == 6
 
 
+def test_who_has_a_file_open_for_writing_while_another_node_overwrites_it(rig: Rig) -> None:
+    """It keeps what it has read, else it has what is there now; the last close wins."""
+    a, b, c = rig.nodes
+    path = a.mountpoint / "both"
+    path.write_bytes(b"first")
+    with open(path, "r+b", buffering=0) as writer:
+        assert writer.read(2) == b"fi"
+        (b.mountpoint / "both").write_bytes(b"second!!")
+        assert path.read_bytes() == b"second!!"
+        assert os.fstat(writer.fileno()).st_size == 5
+        assert os.pread(writer.fileno(), 9, 0) == b"first"
+        os.pwrite(writer.fileno(), b"F", 0)
+        assert os.fstat(writer.fileno()).st_size == 5
+        os.pwrite(writer.fileno(), b"!", 5)
+        assert os.fstat(writer.fileno()).st_size == 6
+        assert path.read_bytes() == (b.mountpoint / "both").read_bytes() == b"second!!"
+    for node in rig.nodes:
+        assert (node.mountpoint / "both").read_bytes() == b"First!"
+    with open(path, "r+b", buffering=0) as writer:
+        (b.mountpoint / "both").write_bytes(b"third one")
+        assert path.read_bytes() == b"third one"
+        assert os.fstat(writer.fileno()).st_size == 9
+        os.pwrite(writer.fileno(), b"T", 0)
+    for node in rig.nodes:
+        assert (node.mountpoint / "both").read_bytes() == b"Third one"
+    with open(path, "r+b", buffering=0) as writer:
+        assert writer.read(1) == b"T"
+        (c.mountpoint / "both").unlink()
+        with pytest.raises(FileNotFoundError):
+            path.read_bytes()
+        assert os.fstat(writer.fileno()).st_size == 9
+        os.pwrite(writer.fileno(), b"t", 0)
+        assert os.pread(writer.fileno(), 9, 0) == b"third one"
+    assert not any((node.mountpoint / "both").exists() for node in rig.nodes)
+
+
 def test_only_one_of_all_makes_a_name(rig: Rig) -> None:
     made = []
     for node in rig.nodes:
