@@ -8,6 +8,7 @@ was cut short begins again; what it has done already costs a look-up.
 import errno
 import logging
 import shutil
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,13 @@ class _Directory:
     path: bytes
 
 
-async def adopt(node: Node, aside: Path) -> bool:
+async def adopt(
+    node: Node, aside: Path, read_ahead: Callable[[Iterable[bytes]], None] = lambda digests: None
+) -> bool:
     """Bring in the names of the database that was set aside there, for who holds
     `Node.upkeep_lock`; False when some of them must wait for a directory that is missing. A
-    database that cannot be read is left for a person to look at. Raises `Unavailable` and
-    `OutOfSpace`."""
+    database that cannot be read is left for a person to look at. `read_ahead` is told which digests
+    will be asked for. Raises `Unavailable` and `OutOfSpace`."""
     damage = await trio.to_thread.run_sync(find_damage, aside)
     try:
         if damage is not None:
@@ -58,7 +61,7 @@ async def adopt(node: Node, aside: Path) -> bool:
         return True
     with closing(old):
         log.info("bringing %d names of before into the cluster", old.usage().inodes)
-        adoption = Adoption(node, old)
+        adoption = Adoption(node, old, read_ahead)
         await adoption.run()
     log.info("brought in: %s", adoption.done)
     return not adoption.done.absent
@@ -77,9 +80,12 @@ def _leave(aside: Path) -> None:
 class Adoption:
     """One walk over the names of `old`, directories before what they hold."""
 
-    def __init__(self, node: Node, old: LmdbEngine) -> None:
+    def __init__(
+        self, node: Node, old: LmdbEngine, read_ahead: Callable[[Iterable[bytes]], None]
+    ) -> None:
         self._node = node
         self._old = old
+        self._read_ahead = read_ahead
         self.done = Adopted()
 
     async def run(self) -> None:
@@ -97,6 +103,7 @@ class Adoption:
         below: list[_Directory] = []
         used: list[tuple[int, int]] = []
         paths = [directory.path + entry.name for entry in entries]
+        self._read_ahead({entry.inode.digest for entry in entries} - {b""})
         for entry, path, there in zip(entries, paths, self._node.meta.resolve(paths), strict=True):
             try:
                 if entry.inode.is_directory:

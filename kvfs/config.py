@@ -80,6 +80,7 @@ CLUSTER_SERVERS_MAX = 16  # metadata servers, or Sentinels, that a node asks for
 ADOPTION_STEP = 100  # names of a store that was alone that are looked up in one go
 CLUSTER_FORMER_MAX = 8  # ids that a store had, and whose copies may still be on the server
 CLUSTER_SEARCH_RETRY_S = 5.0  # until a search for own files that was cut short begins again
+SEARCH_BLOBS = 256  # that lie here, looked at in one go
 CLUSTER_SWEEP_KEYS = 2000  # of the server, looked at in one go: 1 ms of it
 CLUSTER_SWEEP_PAUSE_S = 0.005
 ABANDONED_AFTER_S = 600.0  # how long what a node left unfinished waits for it to come back

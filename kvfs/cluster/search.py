@@ -7,6 +7,7 @@ the server, so that most of it is found there; the node serves all the while.
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvfs.config import (
     CLUSTER_SEARCH_RETRY_S,
     CLUSTER_SWEEP_PAUSE_S,
     RECHECK_STEP,
+    SEARCH_BLOBS,
 )
 from kvfs.errors import OutOfSpace, Unavailable
 from kvfs.meta.contract import Publication
@@ -65,8 +67,9 @@ class Search:
             await self._end_former()
 
     async def _adopt_names(self) -> None:
+        read_ahead = self._engine.read_holders_ahead
         for aside in aside_of(self._home):
-            if await adopt(self._node, aside) and self._is_whole:
+            if await adopt(self._node, aside, read_ahead) and self._is_whole:
                 await trio.to_thread.run_sync(remove_aside, aside)
 
     async def _find_blobs(self) -> None:
@@ -75,7 +78,7 @@ class Search:
             if directory is None:
                 continue
             batches = directory.scan()
-            while batch := await trio.to_thread.run_sync(next_batch, batches):
+            while batch := await trio.to_thread.run_sync(_next_blobs, batches):
                 copies += await self._find_copies(index, directory, batch)
                 named += await name_chunks(self._node, index, batch)
         collected = await collect_garbage_locked(self._node)
@@ -124,6 +127,14 @@ class Search:
     def _note(self, belonging: Belonging) -> None:
         write_belonging(self._home, belonging)
         self._belonging = belonging
+
+
+def _next_blobs(batches: Iterator[list[tuple[bytes, int]]]) -> list[tuple[bytes, int]]:
+    """The next blobs of a scan, of several directories, since most have one or two. Blocks."""
+    blobs: list[tuple[bytes, int]] = []
+    while len(blobs) < SEARCH_BLOBS and (batch := next_batch(batches)):
+        blobs += batch
+    return blobs
 
 
 def _look_at(

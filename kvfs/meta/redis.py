@@ -11,7 +11,7 @@ import errno
 import logging
 import struct
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -61,6 +61,7 @@ from kvfs.meta.refill import (
 )
 from kvfs.meta.server import FEED_END, Conflict, Done, Emptied, MetaServer, News
 from kvfs.meta.shared import (
+    FIRST_PAGE_MEMBERS,
     Commit,
     Page,
     Record,
@@ -536,8 +537,20 @@ class RedisEngine(LmdbEngine):
     ) -> list[bool]:
         """These lie here, and were not known to: whether each is a copy now of what files of the
         cluster hold. `former_ids`: of this node, when it last knew them."""
-        return self._write(
-            lambda batch: [_of_cluster(batch).add_found(p, former_ids) for p in publications]
+        self.read_holders_ahead([publication.digest for publication in publications])
+
+        def change(batch: Batch) -> list[bool]:
+            view = _of_cluster(batch)
+            view.read_inodes_ahead(ino for p in publications for ino in view.holders(p.digest))
+            return [view.add_found(publication, former_ids) for publication in publications]
+
+        return self._write(change)
+
+    def read_holders_ahead(self, digests: Iterable[bytes]) -> None:
+        """What holds these will be asked for one by one: one round trip for all. Raises
+        `Unavailable`."""
+        self._known.read_pages_ahead(
+            Page(SharedTable.HOLDER, digest, b"", FIRST_PAGE_MEMBERS) for digest in digests
         )
 
     def digests_of(self, node_ids: Sequence[bytes], cursor: bytes) -> tuple[bytes, list[bytes]]:
