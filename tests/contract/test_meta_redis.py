@@ -247,7 +247,7 @@ def test_a_node_whose_tables_take_nothing_stops_giving_numbers(
     def fill(batch: Any) -> Never:
         raise OutOfSpace("no room")
 
-    monkeypatch.setattr("kvfs.meta.redis.ClusterBatch.finish", fill)
+    monkeypatch.setattr("kvfs.meta.cluster.ClusterBatch.finish", fill)
     for n in range(3):
         with pytest.raises(OutOfSpace):
             a.make(ROOT_INO, b"f%d" % n, FILE, 0, 0, T0)
