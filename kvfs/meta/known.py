@@ -52,10 +52,14 @@ class Known:
     def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
         known = self._values[SharedTable.DIRENT]
         missing = [key for key in keys if key not in known]
-        read = dict(zip(missing, self._source.dirents(missing), strict=True)) if missing else {}
-        answer = [read.get(key) or known[key] or NO_DIRENT for key in keys]
-        for key, value in read.items():
-            self._keep(Record(SharedTable.DIRENT, key), None if value == NO_DIRENT else value)
+        if missing:
+            missing.sort()
+            found = self._source.dirents(missing)
+            values = [None if value == NO_DIRENT else value for value in found]
+            known.update(zip(missing, values, strict=True))
+        answer = [known[key] or NO_DIRENT for key in keys]
+        while len(known) > CLUSTER_RECORDS_CACHED_MAX:
+            known.popitem(last=False)
         return answer
 
     def members(self, page: Page) -> tuple[bytes, ...]:
