@@ -62,6 +62,7 @@ FETCH_RUNS_MAX = 2  # of one file at the same time
 FETCH_RUN_S = 30.0
 FETCH_TRIES_MAX = 4  # of a file whose bytes are wrong
 PEER_CHECK_WAIT_S = 0.5  # how long a peer waits for the check of a file before it goes out
+PEER_CHECKS_MAX = 2  # files read whole at the same time, for peers
 SERVED_FILES_MAX = 16  # that stay open for who reads them, whatever becomes of their names
 SERVED_S = 5.0  # after the last read
 CLUSTER_PAGE_MEMBERS = 1000  # names read in one go

@@ -26,6 +26,7 @@ from kvfs.config import (
 )
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
+from kvfs.peers.address import parse_address
 from kvfs.replicate import parse_rules
 
 STORE_MARK = "store.json"  # version and id of a store
@@ -329,6 +330,10 @@ def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterCo
         raise InvalidInput(
             "cluster.name",
             f"{cluster.name!r:.80} must begin with a letter or digit, and have those and ._- only",
+        )
+    if cluster.listen and not parse_address(cluster.listen).is_numeric:
+        raise InvalidInput(
+            "cluster.listen", f"{cluster.listen!r:.80} must have an IP address, as 10.0.0.7:7400"
         )
     if cluster.insecure and cluster.encrypt_bulk:
         raise InvalidInput("cluster.encrypt_bulk", "needs keys; take insecure = true away")

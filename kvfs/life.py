@@ -20,7 +20,7 @@ import trio
 from kvfs.belonging import Belonging, settle_alone, settle_in_cluster
 from kvfs.blobs import BlobDirectory
 from kvfs.boot import boot_id
-from kvfs.config import META_SYNC_INTERVAL_S, Config
+from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S, Config
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
@@ -59,6 +59,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
         stack.callback(engine.close)
         node = Node(config, directories, engine)
         node.absent = absent
+        if config.cluster is not None:
+            await _wait_for_place(engine, config.home)
         recover(node)
         reason = distrust
         if engine.is_new and _has_blobs(directories):
@@ -113,6 +115,20 @@ def _open_engine(config: Config, meta: Path, belonging: Belonging | None) -> Lmd
         root_uid=uid,
         root_gid=gid,
     )
+
+
+async def _wait_for_place(engine: LmdbEngine, home: Path) -> None:
+    """Return when no node of another place is a member under this one's id, which would lose what
+    it has not finished. Raises `Unavailable` when it stays."""
+    from kvfs.meta.members import TAKEN
+    from kvfs.meta.redis import RedisEngine
+
+    assert isinstance(engine, RedisEngine)
+    end_s = trio.current_time() + 2 * CLUSTER_LEASE_S
+    while engine.is_taken(str(home), boot_id()):
+        if trio.current_time() > end_s:
+            raise Unavailable(TAKEN)
+        await trio.sleep(CLUSTER_RENEW_S)
 
 
 @asynccontextmanager

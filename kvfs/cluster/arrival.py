@@ -82,7 +82,7 @@ class Arrival:
         self._busy: Counter[PeerClient] = Counter()  # runs under way
         self._failed: set[PeerClient] = set()  # who did not give what they were asked for
         self._givers: set[PeerClient] = set()
-        self._progress_s = trio.current_time()
+        self._unfit_since_s: float | None = None  # that nobody gives what he is asked for
 
     # For readers ----------------------------------------------------------------------------------
     @property
@@ -133,7 +133,6 @@ class Arrival:
     async def fill(self, fd: int) -> bool:
         """Fetch all bytes into a new file, which stays the caller's and is needed until `end`;
         whether they are right. OSError passes."""
-        self._progress_s = trio.current_time()
         self._view = await trio.to_thread.run_sync(map_file, fd, self.size_bytes)
         self._fd = fd
         for _ in range(FETCH_TRIES_MAX):
@@ -213,8 +212,9 @@ class Arrival:
                 raise
             if is_here:
                 self._givers.add(holder)
-                self._progress_s = trio.current_time()
-                pieces_max = _pieces_in(FETCH_RUN_WANTED_S, run, self._progress_s - began_s)
+                self._unfit_since_s = None
+                spent_s = trio.current_time() - began_s
+                pieces_max = _pieces_in(FETCH_RUN_WANTED_S, run, spent_s)
                 self._tell(self._pieces.land(run))
                 self._begun.set()
             else:
@@ -256,8 +256,11 @@ class Arrival:
                 random.shuffle(self._holders)
                 if is_first or self._fit():
                     continue
-                waited_s = trio.current_time() - self._progress_s
-                if not self._holders or waited_s > CLUSTER_HOLDER_WAIT_S:
+                now_s = trio.current_time()
+                if self._unfit_since_s is None:
+                    self._unfit_since_s = now_s
+                is_over = now_s - self._unfit_since_s > CLUSTER_HOLDER_WAIT_S
+                if (is_over or not self._holders) and not self._busy.total():
                     return None
                 await trio.sleep(CLUSTER_RENEW_S / 2)
                 self._failed.clear()

@@ -128,6 +128,9 @@ class Fetcher:
 
     async def _fetch_into_stage(self, arrival: Arrival) -> None:
         digest, size_bytes = arrival.digest, arrival.size_bytes
+        if not await self._is_anywhere(digest):  # for which nothing is evicted here
+            log.info("blob %s: no node has it", digest.hex())
+            return
         stage = self._node.stage(size_bytes)
         try:
             await self._node.reserve(stage, size_bytes)
@@ -142,6 +145,13 @@ class Fetcher:
                 self._node.discard(stage)
             else:
                 self._node.reclaim.close(stage.fd)
+
+    async def _is_anywhere(self, digest: bytes) -> bool:
+        """Whether another node that is there has a blob."""
+        if self._ways.whom_to_ask(digest):
+            return True
+        await self._ways.ask_again()
+        return bool(self._ways.whom_to_ask(digest))
 
     async def _adopt(self, stage: Stage, arrival: Arrival) -> None:
         await self._node.publisher.adopt_copy(

@@ -147,9 +147,12 @@ class Cluster:
 
     # The others' changes -------------------------------------------------------------------------
     async def _listen_always(self) -> None:
+        thread = trio.CapacityLimiter(1)
         while True:
             try:
-                await trio.to_thread.run_sync(self._engine.wait_news, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(
+                    self._engine.wait_news, abandon_on_cancel=True, limiter=thread
+                )
             except Unavailable as error:
                 self._note_cut_off(error)
                 await trio.sleep(CLUSTER_LISTEN_S)

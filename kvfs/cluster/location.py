@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvfs.cluster.membership import Membership
 from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
-from kvfs.errors import KvfsError
+from kvfs.errors import InvalidInput, KvfsError
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.peers.client import PeerClient
@@ -35,8 +35,24 @@ class Location:
         """Some of them, by chance, so that all carry their share; of what everybody has, few are
         connected to."""
         holders = self.holders(digest)
-        chosen = self._rng.sample(holders, min(len(holders), CLUSTER_HOLDERS_ASKED_MAX))
-        return [self._membership.client(member) for member in chosen]
+        self._rng.shuffle(holders)
+        chosen: list[PeerClient] = []
+        for member in holders:
+            try:
+                chosen.append(self._membership.client(member))
+            except InvalidInput as error:  # it is configured otherwise than this node
+                log.info("%s cannot be asked: %s", member.address, error)
+            if len(chosen) == CLUSTER_HOLDERS_ASKED_MAX:
+                break
+        return chosen
+
+    def learn(self, digests: Sequence[bytes]) -> None:
+        """Have it known who has these, in one round trip; of some it stays unknown while the
+        server does not answer."""
+        try:
+            self._engine.known_copies(digests)
+        except KvfsError as error:
+            log.info("who else has what is not known: %s", error)
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up this node's copies of those digests that other nodes hold as well and will go on

@@ -30,6 +30,7 @@ class Membership:
         self._connect = connect
         self._clients: dict[Endpoint, PeerClient] = {}
         self._renewal = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)  # its own: a lease waits for no disk
         self._went_s: dict[bytes, float] = {}  # who is there no more, and since when
         self.me = me
         self.present: tuple[Member, ...] = (me,)
@@ -54,7 +55,7 @@ class Membership:
     async def renew(self) -> None:
         """Say that this node is there, and know who else is. Raises `Unavailable`."""
         async with self._renewal:
-            listed = await trio.to_thread.run_sync(self._members.renew)
+            listed = await trio.to_thread.run_sync(self._members.renew, limiter=self._thread)
             self._take(listed + self._find_missed(listed))
 
     def _find_missed(self, listed: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -64,7 +65,8 @@ class Membership:
         now_s = trio.current_time()
         if self._members.was_away:
             until_s = now_s + CLUSTER_LEASE_S
-            self._missed = {node_id: (m, until_s) for node_id, m in self._others.items()}
+            there_before = {node_id: (m, until_s) for node_id, m in self._others.items()}
+            self._missed = there_before | self._missed  # who is missed longer counts no longer
         if self._missed:
             there = {member.node_id for member in listed}
             self._missed = {

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 class Referrals:
     """Asks peers for tickets, on behalf of clients. What they ask for again and again is to be here
-    as well: `want` is told of it, at the `copy_after`th time (0: never)."""
+    as well: `want` is told of it, at each `copy_after`th time (0: never)."""
 
     def __init__(
         self,
@@ -40,15 +40,25 @@ class Referrals:
         wanted = {i.digest: i.size_bytes for i in inodes if i.is_published and i.size_bytes}
         known = self._meta.blobs(list(wanted))
         by_peer: defaultdict[PeerClient, list[Range]] = defaultdict(list)
-        for (digest, size_bytes), blob in zip(wanted.items(), known, strict=True):
-            if blob is None and (peers := self._location.whom_to_ask(digest)):
-                by_peer[peers[0]].append(Range(digest, 0, size_bytes))
+        missing = [digest for digest, blob in zip(wanted, known, strict=True) if blob is None]
+        self._location.learn(missing)
+        for digest in missing:
+            if peers := self._whom_to_ask(digest):
+                by_peer[peers[0]].append(Range(digest, 0, wanted[digest]))
         referrals: dict[bytes, Referral] = {}
         async with trio.open_nursery() as nursery:
             for peer, ranges in by_peer.items():
                 nursery.start_soon(_ask, peer, ranges, referrals)
-        self._want([digest for digest in referrals if self._count(digest) == self._copy_after])
+        if self._copy_after:
+            self._want([d for d in referrals if self._count(d) % self._copy_after == 0])
         return referrals
+
+    def _whom_to_ask(self, digest: bytes) -> Sequence[PeerClient]:
+        try:
+            return self._location.whom_to_ask(digest)
+        except Unavailable as error:
+            log.info("who else has blob %s is not known: %s", digest.hex(), error)
+            return ()
 
     def _count(self, digest: bytes) -> int:
         """How often clients were sent elsewhere for a file, this time included."""

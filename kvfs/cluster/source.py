@@ -8,6 +8,7 @@ of it, whatever becomes of its name here meanwhile. Their room is not free until
 needed they are let go.
 """
 
+import logging
 import os
 import time
 from collections import OrderedDict
@@ -18,12 +19,13 @@ from typing import TypeVar
 import trio
 
 from kvfs.cluster.hints import Hints
-from kvfs.config import PEER_CHECK_WAIT_S, SERVED_FILES_MAX, SERVED_S
-from kvfs.errors import Corrupt, Unavailable
+from kvfs.config import PEER_CHECK_WAIT_S, PEER_CHECKS_MAX, SERVED_FILES_MAX, SERVED_S
+from kvfs.errors import Corrupt, KvfsError, Unavailable
 from kvfs.node import Node
 from kvfs.peers.messages import Health
 
 _Result = TypeVar("_Result")
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class NodeSource:
         self._served: OrderedDict[bytes, _Served] = OrderedDict()  # the longest not read first
         self._nursery: trio.Nursery | None = None
         self._checking: dict[bytes, _Check] = {}
+        self._checks = trio.Semaphore(PEER_CHECKS_MAX)
         node.on_shortage(self._let_go)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
@@ -151,13 +154,17 @@ class NodeSource:
 
     async def _read_whole(self, digest: bytes, check: _Check) -> None:
         try:
-            await self._node.check_content(digest)
+            async with self._checks:
+                await self._node.check_content(digest)
         except Corrupt:
             check.is_wrong = True
             self._close(digest)  # it is in the quarantine
         except OSError as error:
             check.is_wrong = True
             self._node.note_unreadable(digest, error)
+        except KvfsError as error:  # it is wrong, and its names cannot be taken away now
+            check.is_wrong = True
+            log.warning("blob %s cannot be checked for a peer: %s", digest.hex(), error)
         finally:
             del self._checking[digest]
             check.end.set()

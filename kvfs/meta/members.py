@@ -12,6 +12,10 @@ from kvfs.config import CLUSTER_LEASE_S
 from kvfs.errors import Unavailable
 from kvfs.meta.server import MetaServer
 
+TAKEN = (
+    "a node with the id of this store is a member already: this is a copy of its directory; start"
+    " on a new, empty one"
+)
 _NONE = -1  # the number of a list that nobody has seen
 
 Endpoint = tuple[bytes, str, str, int]
@@ -69,10 +73,7 @@ class Members:
             words, self._lease_s, self._number, is_new=self._is_new
         )
         if number < 0:
-            raise Unavailable(
-                "a node with the id of this store is a member already: this is a copy of its"
-                " directory; start on a new, empty one"
-            )
+            raise Unavailable(TAKEN)
         count, *listed = rest
         self.was_away = bool(listed and listed[0]) and self._number != _NONE
         if listed:
@@ -93,6 +94,16 @@ class Members:
             else:
                 self._present.pop(node_id, None)
         self._list = tuple(self._present.values())
+
+
+def is_taken(server: MetaServer, node_id: bytes, store: str, boot_id: str) -> bool:
+    """Whether a node is a member under this id that is not of this directory and machine. Raises
+    `Unavailable`."""
+    words = server.member_words(node_id)
+    if words is None:
+        return False
+    there = _unpack(node_id, words)
+    return (there.store, there.boot_id) != (store, boot_id)
 
 
 def _pack(member: Member) -> bytes:

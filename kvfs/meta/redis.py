@@ -29,7 +29,7 @@ from kvfs.meta.cluster import ClusterView
 from kvfs.meta.contract import Blob, Inode, Publication, Recovery, Usage
 from kvfs.meta.following import FollowingEngine
 from kvfs.meta.lmdb import Database
-from kvfs.meta.members import Member, Members
+from kvfs.meta.members import Member, Members, is_taken
 from kvfs.meta.primary import Refused
 from kvfs.meta.server import MetaServer
 from kvfs.meta.shared import FIRST_PAGE_MEMBERS, Page, Record, SharedTable, copies_page
@@ -72,6 +72,11 @@ class RedisEngine(FollowingEngine):
             engine = cls(database, server, node_id, root)
             stack.pop_all()
         return engine
+
+    def is_taken(self, store: str, boot_id: str) -> bool:
+        """Whether a node of another place is a member under this node's id. Raises
+        `Unavailable`."""
+        return is_taken(self._server, self.node_id, store, boot_id)
 
     def members(self, me: Member, lease_s: float = CLUSTER_LEASE_S) -> Members:
         """The list of nodes, with this one on it as it describes itself."""

@@ -268,6 +268,21 @@ class MetaServer:
         found: list[bytes] = self._run_script("gone", args)
         return found
 
+    def member_words(self, node_id: bytes) -> bytes | None:
+        """What a node says of itself whose lease has not ended. Raises `Unavailable`."""
+        members, leases = self._key(b"members"), self._key(b"leases")
+
+        def question(client: "redis.Redis") -> list[Any]:
+            with client.pipeline(transaction=False) as pipe:
+                pipe.hget(members, node_id)
+                pipe.zscore(leases, node_id)
+                pipe.time()
+                return pipe.execute()
+
+        words, until_ms, (seconds, micros) = self._ask(question)
+        is_there = until_ms is not None and until_ms > seconds * 1000 + micros // 1000
+        return words if is_there else None
+
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
         """Compare and write; without `news` only compare. When the answer is lost it is asked for

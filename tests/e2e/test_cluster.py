@@ -197,8 +197,13 @@ def test_a_copy_of_a_store_is_refused_while_the_other_is_there(rig: Rig, tmp_pat
     (copy.store / "meta").mkdir()
     for name in ("store.json", "meta/cluster", "meta/data.mdb"):
         shutil.copy(a.store / name, copy.store / name)
-    with pytest.raises(RuntimeError, match="a copy of its directory; start on a new"):
-        copy.start()
+    with open(a.mountpoint / "unfinished", "wb") as file:
+        file.write(b"begun, ")
+        file.flush()
+        with pytest.raises(RuntimeError, match="a copy of its directory; start on a new"):
+            copy.start()
+        file.write(b"and done")
+    assert (rig.nodes[1].mountpoint / "unfinished").read_bytes() == b"begun, and done"
 
 
 def test_without_the_server_a_node_serves_what_it_has(rig: Rig) -> None:

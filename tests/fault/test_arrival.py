@@ -247,3 +247,21 @@ async def test_nothing_at_all_is_fetched_from_nobody(ground: Ground) -> None:
         assert await fetch.fill(ground.fd)
     fetch.end()
     assert fetch.is_whole
+
+
+async def test_who_is_waited_for_after_another_has_failed_gives_the_rest(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pull finds nobody while the other is still fetching from the only one who gives."""
+    monkeypatch.setattr(arrival, "CLUSTER_HOLDER_WAIT_S", 0.0)
+    monkeypatch.setattr(arrival, "CLUSTER_RENEW_S", 0.02)
+    refuses = iter([False, True])
+    a = Peer("a", gives=lambda offset: not next(refuses, False))
+    ground.on_ask = lambda: a.gate.set() if ground.asked_again > 3 else None
+    fetch = ground.start(a)
+    a.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ground.fill, fetch)
+        await trio.testing.wait_all_tasks_blocked()
+        a.gate.set()
+    assert fetch.is_whole

@@ -134,3 +134,24 @@ async def test_few_files_are_kept_open(node: Node) -> None:
         sizes = await trio.to_thread.run_sync(source.sizes, [inode.digest for inode in inodes])
         assert sizes.count(None) == 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_spoilt_blob_that_keeps_its_names_ends_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings += ["cannot be checked for a peer", "quarantined"]
+    inode = store(node, b"file", b"right")
+    blob_path(node, inode.digest).write_bytes(b"wrong")
+
+    def is_away(*words: object) -> None:
+        raise Unavailable("the metadata server does not answer")
+
+    async with trio.open_nursery() as nursery:
+        source = await source_of(node, nursery)
+        monkeypatch.setattr(node.meta, "lose", is_away)
+        with pytest.raises(Corrupt):
+            await ask(source.check, inode.digest)
+        monkeypatch.undo()
+        other = store(node, b"other", b"right too")
+        await ask(source.check, other.digest)
+        nursery.cancel_scope.cancel()

@@ -178,3 +178,11 @@ def test_what_is_no_count_is_refused(tmp_path: Path, value: str) -> None:
     file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\ncopy_after = {value}\n')
     with pytest.raises(InvalidInput, match=r"cluster.copy_after.*is no number from 0"):
         load_config(file)
+
+
+@pytest.mark.parametrize("value", ["node7:7400", "10.0.0.7", "10.0.0.7:70000"])
+def test_where_others_cannot_reach_a_node_is_refused(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\nlisten = "{value}"\n')
+    with pytest.raises(InvalidInput, match=r"must have an IP address|is no address"):
+        load_config(file)

@@ -8,7 +8,7 @@ from typing import cast
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
 from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
-from kvfs.errors import Unavailable
+from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 
@@ -104,3 +104,15 @@ def test_without_the_server_nothing_is_known_to_be_elsewhere() -> None:
     engine = FakeEngine([bytes([1]) * 16])
     engine.is_away = True
     assert location(engine, FakeMembership(2)).held_elsewhere([b"d"]) == set()
+
+
+def test_who_cannot_be_asked_keeps_nobody_from_asking_others() -> None:
+    class Choosy(FakeMembership):
+        def client(self, member: Member) -> Member:
+            if member == self.members[1]:
+                raise InvalidInput(member.address, "must have an IP address")
+            return super().client(member)
+
+    membership = Choosy(4)
+    place = location(FakeEngine([m.node_id for m in membership.members]), membership)
+    assert set(place.whom_to_ask(b"d")) == set(membership.members[2:])

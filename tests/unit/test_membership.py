@@ -70,3 +70,11 @@ def test_who_came_back_and_goes_then_is_gone_at_once() -> None:
         ((ME, A), False, 0), ((ME,), True, 1), ((ME, A), False, 1), ((ME,), False, 1)
     )
     assert found[1:] == [{A.node_id}, {A.node_id}, set()]
+
+
+def test_who_is_missed_counts_no_longer_for_being_missed_again() -> None:
+    half_s = 0.6 * CLUSTER_LEASE_S
+    found = others_after(
+        ((ME, A), False, 0), ((ME,), True, 1), ((ME,), True, half_s), ((ME,), True, half_s)
+    )
+    assert found == [{A.node_id}, {A.node_id}, {A.node_id}, set()]
