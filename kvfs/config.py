@@ -52,6 +52,7 @@ CLUSTER_PULLS_MAX = 8  # parts of them that are read at the same time, each in a
 CLUSTER_SILENCE_S = 1.0  # a node that gives nothing for so long is left, while another has the file
 CLUSTER_HOLDER_WAIT_S = 2.0  # for a node that has a file to give it, when none does at once
 CLUSTER_FETCH_S = 30.0  # how long a file of usual size is waited for, and longer for a large one
+CLUSTER_SLOW_BYTES_S = 10 * MIB  # who fetches a large one more slowly is not waited for
 CLUSTER_READ_S = 30.0  # how long a reader waits for a part of a file that is being fetched
 CLUSTER_DOUBTS_MAX = 1024  # files of which some node gave wrong bytes
 FETCH_WHOLE_BYTES = 4 * MIB  # a file of no more is open only when all of it is here

@@ -3,8 +3,8 @@
 A node that is leaving says so with its lease. From then on nobody counts on its copies, it takes
 none, and it moves each blob that no node that stays has: it asks the one with most room to fetch
 it, and waits until that is known to have it. Passes over all that lies here go on until one finds
-nothing, and again when something is written here meanwhile. Nothing is deleted: a node that
-comes back has its files still.
+nothing to move, and then slowly, for what is written here meanwhile and for what could not be
+moved. Nothing is deleted: a node that comes back has its files still.
 """
 
 import logging
@@ -18,14 +18,16 @@ from kvfs.cluster.takers import Takers
 from kvfs.config import (
     CLUSTER_FETCH_S,
     CLUSTER_LEASE_S,
+    CLUSTER_SLOW_BYTES_S,
+    COPIES_ASKED_PER_S,
     COPIES_STEP,
+    COPIES_STEP_S,
     DRAIN_AGAIN_S,
     DRAIN_BYTES_MAX,
     DRAIN_FILES_MAX,
     DRAIN_LEFT_SHOWN,
     DRAIN_TICK_S,
     DRAIN_TRIES_MAX,
-    MIB,
 )
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.contract import Blob
@@ -33,7 +35,6 @@ from kvfs.meta.redis import RedisEngine
 from kvfs.names import escape
 from kvfs.open_blobs import OpenBlobs
 
-_SLOW_BYTES_S = 10 * MIB  # a node that fetches more slowly is given up
 _RETRY_S = 1.0  # after a failure of the metadata server
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Drain:
         self._directories = directories
         self._begun = trio.Event()
         self._changed = trio.Event()
+        self._hurry = trio.Event()  # somebody waits until it is done
         self._is_done = False
         self._problem = ""
         self._moved = _Tally()
@@ -93,6 +95,7 @@ class Drain:
         self._is_done = False
         self._begun.set()
         self._changed.set()
+        self._hurry.set()
 
     def published(self) -> None:
         """Something was written here."""
@@ -100,7 +103,7 @@ class Drain:
             self._changed.set()
 
     def describe(self) -> dict[str, object]:
-        """How far it is. `is_done`: nothing is only here but what is `left`."""
+        """How far it is. `is_done`: a pass has found nothing only here but what is `left`."""
         under_way = max(0, self._found.size_bytes - self._left.size_bytes)
         return {
             "is_leaving": self._begun.is_set(),
@@ -117,15 +120,11 @@ class Drain:
     async def run(self) -> None:
         """Background task."""
         await self._begun.wait()
-        try:
-            await self._membership.begin_leaving()
-        except Unavailable as error:
-            log.info("that this node is leaving is told with its next renewal: %s", error)
-        # Until every member has heard of it, one may still give up its copy of what is here.
-        await trio.sleep(CLUSTER_LEASE_S)
+        await self._tell_all()
         log.info("leaving: what only this node has goes to others")
         while True:
             self._changed = trio.Event()
+            moved_files = self._moved.files
             try:
                 await self._move_all()
             except KvfsError as error:
@@ -133,10 +132,25 @@ class Drain:
                 await trio.sleep(_RETRY_S)
                 continue
             self._problem = ""
-            if not self._changed.is_set():
+            # What moved took its time, in which the only other copy of something may have gone.
+            if self._moved.files == moved_files and not self._changed.is_set():
                 self._is_done = True
+                self._hurry = trio.Event()
                 with trio.move_on_after(DRAIN_AGAIN_S):
                     await self._changed.wait()
+
+    async def _tell_all(self) -> None:
+        """Until every member has heard of it, one may still give up its copy of what is here."""
+        while True:
+            try:
+                await self._membership.begin_leaving()
+            except Unavailable as error:
+                self._problem = str(error)
+                await trio.sleep(_RETRY_S)
+            else:
+                break
+        self._problem = ""
+        await trio.sleep(CLUSTER_LEASE_S)
 
     # A pass over all that is here -----------------------------------------------------------------
     async def _move_all(self) -> None:
@@ -146,7 +160,7 @@ class Drain:
             after = blobs[-1].digest
             for blob in self._last_copies(blobs):
                 found.add(blob.size_bytes)
-            await trio.sleep(0)
+            await self._pause()
         self._found, self._left = found, _Tally()
         self._left_shown.clear()
         self._end_flights()
@@ -158,10 +172,17 @@ class Drain:
                     await self._wait_arrivals()
                 await self._begin(blob)
                 await self._begin_again()
-            await trio.sleep(0)
+            await self._pause()
         while self._flights:
             await self._wait_arrivals()
             await self._begin_again()
+
+    async def _pause(self) -> None:
+        """Between two steps; for long, as the walk of `kvfs.cluster.copies`, once it was done: the
+        node may go on for days."""
+        nodes = len(self._membership.present)
+        with trio.move_on_after(max(COPIES_STEP_S, COPIES_STEP * nodes / COPIES_ASKED_PER_S)):
+            await self._hurry.wait()
 
     def _end_flights(self) -> None:
         """Nothing is known any more of what another pass began, and of who has room."""
@@ -216,7 +237,7 @@ class Drain:
         flight.asked.add(target)
         self._flights[blob.digest] = flight
         under_way = sum(other.blob.size_bytes for other in self._flights.values())
-        flight.end_s = trio.current_time() + CLUSTER_FETCH_S + under_way / _SLOW_BYTES_S
+        flight.end_s = trio.current_time() + CLUSTER_FETCH_S + under_way / CLUSTER_SLOW_BYTES_S
         self._outbox.setdefault(target, []).append(blob.digest)
 
     async def _choose(self, flight: _Flight) -> bytes | None:

@@ -14,8 +14,8 @@ from kvfs.config import (
     CLUSTER_FETCHES_MAX,
     CLUSTER_PULLS_MAX,
     CLUSTER_READ_S,
+    CLUSTER_SLOW_BYTES_S,
     FETCH_WHOLE_BYTES,
-    MIB,
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
@@ -24,7 +24,6 @@ from kvfs.node import Node
 from kvfs.peers.client import PeerClient
 from kvfs.stage import Stage
 
-_SLOW_BYTES_S = 10 * MIB  # a transfer that is slower is not waited for; it goes on
 _HASHERS = 2
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class Fetcher:
 
     async def _bring_one(self, inode: Inode) -> None:
         arrival = self._join(inode)
-        with trio.move_on_after(CLUSTER_FETCH_S + inode.size_bytes / _SLOW_BYTES_S):
+        with trio.move_on_after(CLUSTER_FETCH_S + inode.size_bytes / CLUSTER_SLOW_BYTES_S):
             await arrival.wait_ended()
 
     async def begin(self, inode: Inode) -> Arrival | None:

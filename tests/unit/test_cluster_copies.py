@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,8 +19,10 @@ from kvfs.config import (
     CLUSTER_LEASE_S,
     COPIES_ASKED_PER_S,
     COPIES_STEP,
+    COPIES_STEP_S,
     COPIES_SWEEP_S,
     COPIES_WAITING_MAX,
+    DRAIN_AGAIN_S,
     DRAIN_FILES_MAX,
     DRAIN_LEFT_SHOWN,
     MIB,
@@ -87,6 +90,7 @@ class World:
         self.sizes: dict[bytes, int] = {}
         self.paths: dict[bytes, bytes] = {}
         self.is_away = False
+        self.is_list_away = False
         self.asked = 0  # digests, of the server
         self.membership = Membership(cast(Members, self), self.me, {}, self.connect)
         self.takers = Takers(self.membership)
@@ -117,6 +121,8 @@ class World:
     was_away = False
 
     def renew(self) -> tuple[Member, ...]:
+        if self.is_list_away:
+            raise Unavailable("the metadata server does not answer")
         return (self.me, *(p.member for p in self.peers.values() if not p.is_away))
 
     def describe(self, me: Member) -> None:
@@ -160,7 +166,8 @@ def _threads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def renew_always(world: World) -> None:
     while True:
-        await world.membership.renew()
+        with suppress(Unavailable):
+            await world.membership.renew()
         await trio.sleep(0.5)
 
 
@@ -449,6 +456,57 @@ async def test_leaving_goes_on_after_the_server_was_away(
     world.is_away = False
     done = await wait_done(drain)
     assert (done["moved_files"], done["problem"]) == (1, "")
+
+
+async def test_nothing_moves_before_all_have_heard_that_it_leaves(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(1)
+    world.store(1, b"a")
+    world.is_list_away = True
+    drain = await start_leaving(world, nursery)
+    await trio.sleep(20 * CLUSTER_LEASE_S)
+    assert drain.describe()["problem"] == "the metadata server does not answer"
+    world.is_list_away = False
+    await trio.sleep(CLUSTER_LEASE_S - 0.1)
+    assert not world.peers[node_id(1)].heard
+    assert (await wait_done(drain))["moved_files"] == 1
+
+
+async def test_it_is_done_only_when_nothing_had_to_be_moved_any_more(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What another had when the pass came to it may be only here when the pass is at its end."""
+    world = World(1)
+    passed = world.store(1, b"a", by=1).digest
+    world.store(1, b"a")
+    slow = world.store(2, b"b").digest
+    world.peers[node_id(1)].is_deaf = True
+    drain = await start_leaving(world, nursery)
+    await trio.sleep(CLUSTER_LEASE_S + 1)
+    assert world.peers[node_id(1)].heard == [slow]
+    world.peers[node_id(1)].is_deaf = False
+    world.held[passed].discard(node_id(1))
+    world.held[slow].add(node_id(1))
+    assert (await wait_done(drain))["moved_files"] == 2
+    assert world.counts() == [2, 2]
+
+
+async def test_a_node_that_has_left_costs_the_server_little_until_it_is_asked_again(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(1)
+    for number in range(100 * COPIES_STEP):
+        world.store(number, b"f%d" % number, by=1)
+        world.store(number, b"f%d" % number)
+    drain = await start_leaving(world, nursery)
+    await wait_done(drain)
+    asked = world.asked
+    await trio.sleep(DRAIN_AGAIN_S + 50 * COPIES_STEP_S)
+    assert 0 < world.asked - asked <= 51 * COPIES_STEP
+    drain.begin()
+    with trio.fail_after(1):
+        await wait_done(drain)
 
 
 # Who counts ---------------------------------------------------------------------------------------
