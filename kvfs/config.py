@@ -261,7 +261,7 @@ class PeerLimits:
     session_idle_s: float = 300.0
     session_requests_max: int = 16  # that one session may have unanswered
     requests_max: int = 1024  # unanswered, of all sessions
-    workers: int = 4  # threads that ask the source
+    workers: int = 16  # threads that ask the source, and may wait for a check of it
     tickets_max: int = 65_536
     tickets_per_session_max: int = 4096
     ticket_life_s: float = 30.0
