@@ -1,10 +1,10 @@
 """Which cluster a store belongs to, as the store itself says: `meta/cluster`.
 
 What lies there besides decides what a start must do. A database without the mark is of a store that
-was alone: its names mean nothing in a cluster before they are brought in (`kvfs.adoption`), so that
-it is set aside. A mark without a database is of a node that has lost what it knew of its own files
-(`kvfs.cluster.search`). It takes another id then: whoever counts on copies of the old one is told
-nothing wrong by it.
+was alone: its names mean nothing in a cluster before they are brought in
+(`kvfs.cluster.adoption`), so that it is set aside. A mark without a database is of a node that has
+lost what it knew of its own files (`kvfs.cluster.search`). It takes another id then: whoever counts
+on copies of the old one is told nothing wrong by it.
 """
 
 import json

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import trio
 
-from kvfs.adoption import adopt, remove_aside
 from kvfs.belonging import Belonging, aside_of, write_belonging
 from kvfs.blobs import BlobDirectory
+from kvfs.cluster.adoption import adopt, remove_aside
 from kvfs.config import (
     CLUSTER_SEARCH_RETRY_S,
     CLUSTER_SWEEP_PAUSE_S,
