@@ -146,6 +146,7 @@ class Node:
         self.chunk_files = ChunkFiles(engine, self.open_inode)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
+        self.is_searching = False  # for its own files, as long as it may take
         self.publisher = Publisher(
             directories,
             engine,

@@ -9,9 +9,9 @@ import trio
 
 from kvfs.blobs import BlobDirectory
 from kvfs.chunk import ChunkHeader, chunk_info
-from kvfs.errors import Corrupt, InvalidInput, NamespaceError
+from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
 from kvfs.meta.contract import Publication
-from kvfs.names import chunk_path, namespace_path
+from kvfs.names import chunk_path, escape, namespace_path
 from kvfs.node import Node
 from kvfs.stored import allocated_bytes, read_header
 
@@ -36,9 +36,20 @@ class Collected:
 async def collect_garbage(node: Node) -> Collected:
     """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's.
     Of names in staging that no node gave it takes those that are as old, but no directory with
-    content, and tells the others."""
+    content, and tells the others. Waits for other work of this kind; raises `Unavailable` while the
+    node looks for its own files."""
+    _refuse_in_search(node)
     async with node.upkeep_lock:
         return await collect_garbage_locked(node)
+
+
+def _refuse_in_search(node: Node) -> None:
+    """A search lasts as long as a disk or the metadata server is away: nobody waits for it."""
+    if node.is_searching:
+        raise Unavailable(
+            f"{escape(os.fsencode(node.config.home))}: the node still looks for its own files; try"
+            " again later"
+        )
 
 
 async def collect_garbage_locked(node: Node) -> Collected:
@@ -92,7 +103,9 @@ async def rebuild(node: Node) -> int:
 
     Only names are rebuilt here: bytes are checked when they are read, like all others. Names that
     exist are newer, and stay as they are. Blobs that no header names stay for `collect_garbage`.
+    Waits and raises as `collect_garbage`.
     """
+    _refuse_in_search(node)
     rebuilt = 0
     async with node.upkeep_lock:
         for index, directory in enumerate(node.directories):

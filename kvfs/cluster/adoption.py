@@ -47,22 +47,24 @@ async def adopt(
     node: Node, aside: Path, read_ahead: Callable[[Iterable[bytes]], None] = lambda digests: None
 ) -> bool:
     """Bring in the names of the database that was set aside there, for who holds
-    `Node.upkeep_lock`; False when some of them must wait for a directory that is missing. A
-    database that cannot be read is left for a person to look at. `read_ahead` is told which digests
-    will be asked for. Raises `Unavailable` and `OutOfSpace`."""
+    `Node.upkeep_lock`. True when all are in the cluster, so that it may go; False when some of them
+    must wait for a directory that is missing, or when it cannot be read: then what is left of it
+    was put aside for a person to look at. `read_ahead` is told which digests will be asked for.
+    Raises `KvfsError`, of the node's own metadata, and `OSError`."""
     damage = await trio.to_thread.run_sync(find_damage, aside)
     try:
         if damage is not None:
             raise Corrupt(str(aside), damage)
-        old = LmdbEngine.open(aside)
+        with closing(LmdbEngine.open(aside)) as old:
+            log.info("bringing %d names of before into the cluster", old.usage().inodes)
+            adoption = Adoption(node, old, read_ahead)
+            await adoption.run()
     except (Corrupt, InvalidInput) as error:
+        if error.subject != str(aside):  # the node's own
+            raise
         log.error("names of before are lost, but for those of chunk files: %s", error)
         _leave(aside)
-        return True
-    with closing(old):
-        log.info("bringing %d names of before into the cluster", old.usage().inodes)
-        adoption = Adoption(node, old, read_ahead)
-        await adoption.run()
+        return False
     log.info("brought in: %s", adoption.done)
     return not adoption.done.absent
 

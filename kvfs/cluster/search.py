@@ -2,7 +2,8 @@
 with files of its own, or has lost what it knew. The names and the files that hold a digest are on
 the server, so that most of it is found there; the node serves all the while.
 
-`Node.upkeep_lock` is held throughout: gc takes nothing before all is found.
+`Node.upkeep_lock` is held throughout, and `Node.is_searching`: gc takes nothing before all is
+found, and is refused meanwhile, since a search may last as long as a disk or the server is away.
 """
 
 import logging
@@ -22,7 +23,7 @@ from kvfs.config import (
     RECHECK_STEP,
     SEARCH_BLOBS,
 )
-from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import Publication
 from kvfs.meta.redis import RedisEngine
 from kvfs.node import Node
@@ -44,20 +45,22 @@ class Search:
         self._is_whole = None not in node.directories
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Started once gc waits for it."""
+        """Started once gc is refused."""
         async with self._node.upkeep_lock:
+            self._node.is_searching = True
             task_status.started()
-            is_told = False
+            told: type[Exception] | None = None
             while True:
                 try:
                     await self._run()
-                except (Unavailable, OutOfSpace) as error:
-                    if not is_told:
+                except (KvfsError, OSError) as error:  # ends no node: its other files are served
+                    if told is not type(error):
                         log.warning("own files are not all found yet, trying again: %s", error)
-                    is_told = True
+                    told = type(error)
                     await trio.sleep(CLUSTER_SEARCH_RETRY_S)
                 else:
-                    return
+                    break
+            self._node.is_searching = False
 
     async def _run(self) -> None:
         await self._adopt_names()

@@ -1,8 +1,10 @@
 """Stores that come to a cluster with files, or come back to it without what they knew of them."""
 
+import errno
 import json
 import os
 import stat
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,8 +21,10 @@ from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.life import running
 from kvfs.meta.contract import ROOT_INO, Changes, Inode
+from kvfs.meta.lmdb import find_damage
 from kvfs.node import Change, Node
 from kvfs.publish import Publisher
+from kvfs.upkeep import collect_garbage, rebuild
 from scripts.redis_rig import RedisServer, redis_server
 from tests.own_node import blob_path, chunk_file, put_orphan, store
 
@@ -157,6 +161,79 @@ async def test_names_that_were_brought_in_half_are_all_there_after_the_next_star
         for number in range(5):
             assert await load(node, b"d/%d" % number) == b"%d" % number
     assert aside_of(own.home) == []
+
+
+async def test_names_behind_a_damaged_page_are_lost_and_the_node_serves(
+    tmp_path: Path, server: RedisServer, allow_warnings: list[str]
+) -> None:
+    """Found by no look at the file as a whole, but in the walk."""
+    allow_warnings += ["names of before are lost", "the metadata is damaged"]
+    own = alone(tmp_path / "a")
+    path, data = chunk_file(1)
+    async with running(own) as node:
+        store(node, path, data)
+        for number in range(2000):
+            node.meta.make(ROOT_INO, b"f%d" % number, stat.S_IFIFO | 0o600, 7, 8, 5)
+    database = own.home / "meta" / "data.mdb"
+    with database.open("r+b") as file:
+        for page in range(20, database.stat().st_size // 4096):
+            file.seek(page * 4096)
+            if b"f1999" in file.read(4096):
+                file.seek(page * 4096)
+                file.write(b"\x55" * 4096)
+    assert find_damage(own.home / "meta") is None
+    async with searched(joined(own, server)) as node:
+        assert await load(node, path) == data
+        assert find(node, b"f1") is not None and find(node, b"f1999") is None
+    assert aside_of(own.home) == [] and not (own.home / "meta" / "alone").exists()
+    assert (own.home / "meta" / "data.mdb.distrusted").exists()
+    async with searched(joined(own, server)) as node:
+        assert await load(node, path) == data
+
+
+@pytest.mark.parametrize("place", ["disk", "mark", "names aside"])
+async def test_a_disk_that_fails_delays_the_search_and_ends_no_node(
+    tmp_path: Path,
+    server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    allow_warnings: list[str],
+    place: str,
+) -> None:
+    """gc and rebuild do not wait for it."""
+    allow_warnings.append("own files are not all found yet, trying again: .*Input/output error")
+    own = alone(tmp_path / "a")
+    async with running(own) as node:
+        store(node, b"f", b"plain")
+        put_orphan(node, bytes(16))
+    name = {
+        "disk": "kvfs.blobs.BlobDirectory.scan",
+        "mark": "kvfs.cluster.search.write_belonging",
+        "names aside": "kvfs.cluster.adoption.shutil.rmtree",
+    }[place]
+    failed = threading.Event()
+
+    def fail(*arguments: object) -> None:
+        failed.set()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("kvfs.cluster.search.CLUSTER_SEARCH_RETRY_S", 0.05)
+    with monkeypatch.context() as patched, trio.fail_after(SOON_S):
+        patched.setattr(name, fail)
+        async with running(joined(own, server)) as node:
+            while not failed.is_set():
+                await trio.sleep(0.01)
+            for work in (collect_garbage, rebuild):
+                with pytest.raises(Unavailable, match="still looks for its own files; try again"):
+                    await work(node)
+            assert await load(node, b"f") == b"plain"
+            patched.undo()
+            async with node.upkeep_lock:
+                pass
+            assert await rebuild(node) == 0
+            assert (await collect_garbage(node)).orphan_blobs == 0
+            assert not blob_path(node, bytes(16)).exists()
+    belonging = read_belonging(own.home)
+    assert belonging is not None and belonging.is_searched and aside_of(own.home) == []
 
 
 async def test_a_store_comes_to_another_cluster_and_back(
