@@ -76,6 +76,7 @@ WAYS_STEP = 16  # files to which the way from the root is learned in one go: a r
 WAYS_WAITING_MAX = 65_536  # such files that wait for it
 CLUSTER_JOURNAL_ENTRIES = 4096  # of its last transactions, which a server may lose
 CLUSTER_JOURNAL_RECORDS = 32_768  # in all of them: about 10 MiB
+CLUSTER_UNSETTLED_MAX = 65_536  # files of which the server may say wrongly that they are here
 CLUSTER_REDO_TRIES = 3  # of a transaction that a server lost; others may have to do theirs first
 CLUSTER_FIRST_SEARCH_S = 3.0  # for the server to be found when a node starts
 CLUSTER_SERVERS_MAX = 16  # metadata servers, or Sentinels, that a node asks for the one to use

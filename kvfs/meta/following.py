@@ -92,9 +92,10 @@ class FollowingEngine(SharedEngine):
                 if one is None:
                     is_cut = True
                     break
-                if node != self.node_id:
+                if not self._journal.hear(at):
                     heard.append(one)
-                self._journal.hear(at)
+                    if node == self.node_id:  # done after this node had given it up
+                        self._doubt(one.records)
                 last = at
             self._hear(heard)
             self._tell_later(heard)
@@ -106,8 +107,8 @@ class FollowingEngine(SharedEngine):
                 return
 
     def _hear(self, heard: Sequence[Heard]) -> None:
-        """Others did this. What of it is known here is asked for once, as it is now; most of it
-        says nothing to this node, and costs no question."""
+        """Others did this, or this node without knowing. What of it is known here is asked for
+        once, as it is now; most of it says nothing to this node, and costs no question."""
         changed = tuple(dict.fromkeys(record for one in heard for record in one.records))
         moves = [move for one in heard for move in one.moves]
         self._forget_records(changed)
@@ -153,6 +154,7 @@ class FollowingEngine(SharedEngine):
         replica has that was behind: of nothing it is known whether it changed."""
         lost, may_be_more = self._journal.begin_at(news.last, self._server.history)
         self._forget_all()
+        self._unsettled.again()
         if may_be_more:
             log.warning("the metadata server has lost names; this node gives its own back")
             self._refill = Refill()
@@ -169,6 +171,7 @@ class FollowingEngine(SharedEngine):
         """The server has lost everything, or was made anew by another node."""
         self._server.begin(records.encode_inode(self._root), records.encode_dirent(self._root))
         self._forget_all()
+        self._unsettled.clear()
         self._seen = self._server.news(FEED_END).last
         self._journal, self._redo = Journal(self._seen), Redo()
         self._refill = Refill()
@@ -235,9 +238,8 @@ class FollowingEngine(SharedEngine):
         else:  # whose directory was lost with it: all that is remembered, from the root
             self._refill = Refill()
 
-    def _did(self, deed: Deed, batch: ClusterBatch) -> None:
+    def _did(self, deed: Deed) -> None:
         self._journal.note(deed)
-        self._note_last(batch, deed.at)
 
     def _note_last(self, batch: ClusterBatch, at: Point) -> None:
         """So that a start finds out what the server lost meanwhile."""
@@ -293,8 +295,13 @@ class FollowingEngine(SharedEngine):
     def recheck_more(self) -> bool:
         """Make the order of use, and the blobs' counts of files, say of some more what is so;
         False once all do."""
-        if self._checked_to is None or not self._redo.is_over:
+        if not self._redo.is_over:
             return False  # what was lost may say of blobs that they have names
+        if self._unsettled:
+            self._settle_more()
+            return True
+        if self._checked_to is None:
+            return False
         index, after = self._checked_to
         with self._reading_own() as local:
             table = (self._tables.stamp, self._tables.blob)[index]

@@ -72,12 +72,14 @@ class Journal:
         while self._records > CLUSTER_JOURNAL_RECORDS or len(self._deeds) > CLUSTER_JOURNAL_ENTRIES:
             self._records -= self._deeds.popleft().records
 
-    def hear(self, at: Point) -> None:
-        """The feed shows this one, after all before it."""
-        self._is_broken |= self._unheard.pop(at.sequence, at.mark) != at.mark
+    def hear(self, at: Point) -> bool:
+        """The feed shows this one, after all before it; whether this node knows that it did it."""
+        known = self._unheard.pop(at.sequence, None)
+        self._is_broken |= known is not None and known != at.mark
         self._heard_to = at.sequence
         if not self._deeds or at.sequence >= self._deeds[-1].at.sequence + _ANCHOR_EVERY:
             self._keep(Deed(at))
+        return known is not None
 
     def is_broken(self, last: Point) -> bool:
         """Whether a server whose feed was heard to its end has lost something of this node's."""

@@ -20,6 +20,7 @@ from kvfs.config import (
     CLUSTER_NODES_MAX,
     CLUSTER_SWEEP_KEYS,
     META_BYTES_MAX,
+    RECHECK_STEP,
 )
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.meta import content, records
@@ -197,8 +198,11 @@ class RedisEngine(FollowingEngine):
     # What nodes leave unfinished ----------------------------------------------------------------
     def recover(self) -> Recovery:
         """As the contract says; also of what the server knows, and this node's own tables do not
-        any more."""
+        any more: what was about to be a copy here is none."""
         left = super().recover()
+        intended = iter([digest for digest, _ in left.intended])
+        while digests := list(islice(intended, RECHECK_STEP)):
+            self.settle_copies(digests)
         while self.drop_loose(self.node_id, if_gone=False) is not None:
             pass
         return left

@@ -8,22 +8,23 @@ without bytes here: as after a crash, `recover` finds the file by its intent.
 
 import logging
 import struct
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from kvfs.config import CLUSTER_CONFLICTS_MAX
+from kvfs.config import CLUSTER_CONFLICTS_MAX, RECHECK_STEP
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
-from kvfs.meta import records
+from kvfs.meta import content, records
 from kvfs.meta.batch import Batch
 from kvfs.meta.cluster import ClusterBatch, ClusterTransaction, ClusterView, encode_news
-from kvfs.meta.journal import Deed
+from kvfs.meta.journal import Deed, Point
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
 from kvfs.meta.mirror import Mirror
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Commit, Page, Record, SharedTable, SharedTransaction
+from kvfs.meta.unsettled import Unsettled, copies_of
 from kvfs.meta.view import View
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class SharedEngine(LmdbEngine):
         self._server = server
         self._known = Known(server)
         self._inodes = 0  # of the cluster
+        self._unsettled = Unsettled()
         self.node_id = node_id
         self.absent: Container[int] = ()  # directories of the store that are missing
         self._numbers = Numbers.claim(server, database)
@@ -78,13 +80,16 @@ class SharedEngine(LmdbEngine):
     def _try_write(self, change: Callable[[Batch], _Result]) -> _Result:
         shared = SharedTransaction(self._known)
         try:
-            result, batch = self._run(change, shared)
+            result, batch, deed = self._run(change, shared)
         except (Unavailable, OutOfSpace, Corrupt):
             # Perhaps the server has done it, and this node's own tables have not, or do not know.
             if shared.commit.was_sent:
                 self._forget_records(tuple(shared.commit.writes))
+                self._doubt(tuple(shared.commit.writes))
                 self.recheck()
             raise
+        if deed is not None:
+            self._did(deed)
         batch.committed()
         self._note_ways(batch, shared.commit)
         self._known.learn(shared.commit)
@@ -93,8 +98,8 @@ class SharedEngine(LmdbEngine):
 
     def _run(
         self, change: Callable[[Batch], _Result], shared: SharedTransaction
-    ) -> tuple[_Result, ClusterBatch]:
-        """One try, with the server and with this node's own tables."""
+    ) -> tuple[_Result, ClusterBatch, Deed | None]:
+        """One try, with the server and with this node's own tables; and what others will hear."""
         with self._writing() as txn:
             batch = self._batch(txn, shared)
             try:
@@ -103,23 +108,24 @@ class SharedEngine(LmdbEngine):
                 # Is it so, or was it so, or were the records of different times?
                 self._settle(batch, None)
                 raise
-            self._settle(batch, encode_news(batch) if shared.commit.writes else None)
+            deed = self._settle(batch, encode_news(batch) if shared.commit.writes else None)
             batch.finish()
             Mirror(txn, self._tables).learn(shared.commit)
-        return result, batch
+        return result, batch, deed
 
-    def _settle(self, batch: ClusterBatch, news: bytes | None) -> None:
+    def _settle(self, batch: ClusterBatch, news: bytes | None) -> Deed | None:
         """Have the server compare what was seen, and write with `news`. Raises `_Changed`."""
         commit = batch.txn.shared.commit
         if commit.is_empty:
-            return
+            return None
         inodes = batch.totals.inodes - batch.inodes_before
         outcome = self._server.commit(commit, news, inodes)
         if isinstance(outcome, Done):
             batch.totals.inodes = self._inodes = outcome.inodes
-            if news is not None:
-                self._did(Deed(outcome.at, commit, news, inodes), batch)
-            return
+            if news is None:
+                return None
+            self._note_last(batch, outcome.at)
+            return Deed(outcome.at, commit, news, inodes)
         self._forget(outcome)
         raise _Changed
 
@@ -163,6 +169,45 @@ class SharedEngine(LmdbEngine):
         with self._reading_own() as local:
             yield Mirror(local.txn, self._tables)
 
+    # What the server may say wrongly -------------------------------------------------------------
+    def _doubt(self, changed: Iterable[Record]) -> None:
+        """The server may have changed these, and this node's own tables do not say so."""
+        self._unsettled.add(copies_of(changed, self.node_id))
+
+    def settle_copies(self, digests: Sequence[bytes]) -> None:
+        """Have the server say of these whether their bytes are here. Raises `Unavailable`."""
+
+        def change(batch: Batch) -> None:
+            for digest in digests:
+                of_cluster(batch).settle_copy(digest)
+
+        self._write(change)
+
+    def _settle_more(self) -> None:
+        """Some of what is in doubt; then the intents that `bury` left have nothing more to say."""
+        digests = self._unsettled.first(RECHECK_STEP)
+        self.settle_copies(digests)
+        self._unsettled.settle(digests)
+
+        def end_intents(batch: Batch) -> None:
+            for digest in digests:
+                if batch.blob(digest) is None:
+                    batch.clear_intents(digest)
+
+        self._write(end_intents)
+
+    def bury(self, digests: Sequence[bytes]) -> None:
+        """As the contract says; but an intent stays, for the next start, while the server may say
+        wrongly that the bytes are here."""
+
+        def change(batch: Batch) -> None:
+            content.bury(batch, [digest for digest in digests if digest not in self._unsettled])
+            for digest in digests:
+                if digest in self._unsettled:
+                    batch.bury(digest)
+
+        self._write(change)
+
     # What following the others adds ---------------------------------------------------------------
     def _listen(self) -> None:
         """Know what others did until now. Raises `Unavailable`."""
@@ -172,8 +217,12 @@ class SharedEngine(LmdbEngine):
         """The server has lost everything, or was made anew by another node; the error to raise."""
         raise NotImplementedError
 
-    def _did(self, deed: Deed, batch: ClusterBatch) -> None:
+    def _note_last(self, batch: ClusterBatch, at: Point) -> None:
         """The server has written a transaction; this node's own tables are about to."""
+        raise NotImplementedError
+
+    def _did(self, deed: Deed) -> None:
+        """So have both."""
         raise NotImplementedError
 
     def _note_ways(self, batch: ClusterBatch, commit: Commit) -> None:
