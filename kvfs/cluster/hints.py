@@ -30,10 +30,6 @@ class Hints:
         self._send, self._receive = trio.open_memory_channel[bytes](HINTS_WAITING_MAX)
         self._is_refusing = False
 
-    @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
-
     def take(self, digests: Sequence[bytes]) -> None:
         """A peer thinks that these should be here. Those beyond the limit are dropped: it will ask
         again."""

@@ -72,11 +72,6 @@ class News:
     seen: bytes  # the mark of the entry since which this is; empty where the feed has it no more
     entries: tuple[tuple[Point, bytes, bytes], ...]  # where, which node, what it wrote of it
 
-    @property
-    def is_all(self) -> bool:
-        """Whether these entries lead to the last one."""
-        return not self.entries or self.entries[-1][0].sequence >= self.last.sequence
-
     def continues(self, known: Point) -> bool:
         """Whether the server has all that a node knew of when it asked; a feed that was cut does
         not say, and then it counts as so."""
