@@ -39,6 +39,7 @@ from kvfs.wire import (
     pack_record,
     unpack_chunk_entry,
     unpack_entry,
+    unpack_holder,
     unpack_record,
 )
 
@@ -330,7 +331,7 @@ class Client:
             answer = self._call("copies", batch)[0]
             if answer is None:
                 return None
-            holders = [unpack_record(Holder, value) for value in answer[1]]
+            holders = [unpack_holder(value) for value in answer[1]]
             copies += [[holders[number] for number in numbers] for numbers in answer[0]]
         return copies
 

@@ -8,6 +8,7 @@ for. Copies beyond the number are left to eviction.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import xxhash
@@ -18,13 +19,21 @@ from kvfs.errors import InvalidInput
 _KEY = "cluster.copies"
 
 
+class HolderState(Enum):
+    """In the order in which holders are worth naming."""
+
+    PRESENT = "present"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A node that has the bytes of a digest. `state`: present, leaving or gone; of one that is
-    gone nothing may be known but its id."""
+    """A node that has the bytes of a digest. Of one that is gone nothing may be known but its
+    id."""
 
     node_id: bytes
-    state: str
+    state: HolderState
     host: str = ""
     address: str = ""
     store: str = ""

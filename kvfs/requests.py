@@ -39,6 +39,7 @@ from kvfs.wire import (
     check_batch,
     pack_chunk_entry,
     pack_entry,
+    pack_holder,
     pack_record,
     unpack_chunk_keys,
     unpack_record,
@@ -433,7 +434,7 @@ async def _copies(session: Session, arguments: list[Any], descriptors: list[int]
     numbers = {node_id: number for number, node_id in enumerate(holders)}
     return [
         [[numbers[holder.node_id] for holder in copies] for copies in found],
-        [pack_record(holder) for holder in holders.values()],
+        [pack_holder(holder) for holder in holders.values()],
     ]
 
 

@@ -18,13 +18,13 @@ from kvfs.config import BATCH_ITEMS_MAX, FRAME_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
-from kvfs.replicate import Holder
+from kvfs.replicate import Holder, HolderState
 
 PROTOCOL = 4
 _PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 
-Record = TypeVar("Record", Inode, Blob, ChunkInfo, Holder)
+Record = TypeVar("Record", Inode, Blob, ChunkInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +211,12 @@ def _unpack_error(kind: str, subject: Any, reason: str) -> KvfsError:
 
 
 # A listing of ten million files passes here: names and types of fields are looked up once.
-_RECORDS = (Inode, Blob, ChunkInfo, Holder)
+_RECORDS = (Inode, Blob, ChunkInfo)
 _FIELDS = {kind: attrgetter(*(f.name for f in fields(kind))) for kind in _RECORDS}
 _KINDS = {kind: [f.type for f in fields(kind)] for kind in _RECORDS}
 
 
-def pack_record(record: Inode | Blob | ChunkInfo | Holder) -> list[Any]:
+def pack_record(record: Inode | Blob | ChunkInfo) -> list[Any]:
     """The fields of a flat record, in order."""
     return list(_FIELDS[type(record)](record))
 
@@ -248,6 +248,27 @@ def unpack_chunk_entry(value: Any) -> ChunkEntry:
         case [list(info), list(inode)]:
             return ChunkEntry(unpack_record(ChunkInfo, info), unpack_record(Inode, inode))
     raise InvalidInput("chunk entry", "is not [chunk, inode]")
+
+
+def pack_holder(holder: Holder) -> list[Any]:
+    return [
+        holder.node_id,
+        holder.state.value,
+        holder.host,
+        holder.address,
+        holder.store,
+        holder.is_this,
+    ]
+
+
+def unpack_holder(value: Any) -> Holder:
+    """The holder again. Raises `InvalidInput`."""
+    match value:
+        case [bytes(node_id), str(word), str(host), str(address), str(store), bool(is_this)]:
+            state = next((state for state in HolderState if state.value == word), None)
+            if state is not None:
+                return Holder(node_id, state, host, address, store, is_this)
+    raise InvalidInput("holder", "does not have its fields")
 
 
 def pack_chunk_keys(keys: ChunkKeys) -> list[Any]:

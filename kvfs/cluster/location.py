@@ -10,7 +10,7 @@ from kvfs.errors import InvalidInput, KvfsError
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.peers.client import PeerClient
-from kvfs.replicate import Holder
+from kvfs.replicate import Holder, HolderState
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,6 @@ class Location:
     def _holder(self, node_id: bytes, member: Member | None) -> Holder:
         is_this = node_id == self._membership.me.node_id
         if member is None:
-            return Holder(node_id, "gone", is_this=is_this)
-        state = "leaving" if member.is_leaving else "present"
+            return Holder(node_id, HolderState.GONE, is_this=is_this)
+        state = HolderState.LEAVING if member.is_leaving else HolderState.PRESENT
         return Holder(node_id, state, member.host, member.address, member.store, is_this)

@@ -10,7 +10,7 @@ from kvfs.client import Client
 from kvfs.errors import Corrupt
 from kvfs.inspect import FileFacts, describe
 from kvfs.names import escape
-from kvfs.replicate import Holder
+from kvfs.replicate import Holder, HolderState
 from kvfs.shell.render import count_text, facts, mode_text, size_text, table, write_json
 from kvfs.shell.views import Session, inode_document
 from kvfs.stored import read_header
@@ -54,7 +54,7 @@ def _find_holders(client: Client, found: FileFacts) -> list[Holder] | None:
     copies = client.copies([found.inode.digest])
     if copies is None:
         return None
-    order = ("present", "leaving", "gone")
+    order = list(HolderState)
     return sorted(copies[0], key=lambda h: (not h.is_this, order.index(h.state), h.host, h.address))
 
 
@@ -65,14 +65,14 @@ def _holder_line(holder: Holder) -> str:
         where = f"{holder.host}:{holder.store} at {holder.address}"
     else:
         where = "a node that is not there"
-    leaving = ", leaving" if holder.state == "leaving" else ""
+    leaving = ", leaving" if holder.state is HolderState.LEAVING else ""
     return f"{where}{leaving} (id {holder.node_id.hex()})"
 
 
 def _holder_document(holder: Holder) -> dict[str, Any]:
     return {
         "node": holder.node_id.hex(),
-        "state": holder.state,
+        "state": holder.state.value,
         "is_this": holder.is_this,
         "host": holder.host or None,
         "address": holder.address or None,

@@ -14,6 +14,7 @@ import pytest
 
 from kvfs.client import Client
 from kvfs.config import CLUSTER_GONE_S, COPIES_SWEEP_S, MIB
+from kvfs.replicate import HolderState
 from scripts.cluster_rig import ROOT, Node, Rig, cluster
 from tests.conftest import StartNode
 
@@ -93,7 +94,7 @@ def holders(asked: Node, name: str) -> set[Path]:
         assert inode is not None, name
         copies = client.copies([inode.digest])
     assert copies is not None
-    return {Path(holder.store) for holder in copies[0] if holder.state != "gone"}
+    return {Path(holder.store) for holder in copies[0] if holder.state is not HolderState.GONE}
 
 
 def wait_for(condition: Callable[[], bool], deadline_s: float, what: str) -> None:

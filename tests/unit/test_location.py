@@ -11,6 +11,7 @@ from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
+from kvfs.replicate import HolderState
 
 
 class FakeEngine:
@@ -97,7 +98,11 @@ def test_a_copy_on_a_node_that_leaves_is_read_but_not_counted_on() -> None:
     place.give_up([b"d"])
     assert engine.others == {membership.members[2].node_id}
     states = [(h.node_id[0], h.state, h.is_this) for h in place.copies([b"d"])[0]]
-    assert states == [(0, "present", True), (1, "leaving", False), (9, "gone", False)]
+    assert states == [
+        (0, HolderState.PRESENT, True),
+        (1, HolderState.LEAVING, False),
+        (9, HolderState.GONE, False),
+    ]
 
 
 def test_without_the_server_nothing_is_known_to_be_elsewhere() -> None:

@@ -11,6 +11,7 @@ from kvfs.config import BATCH_ITEMS_MAX, FRAME_BYTES_MAX, STAGES_PER_CLIENT_MAX
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
+from kvfs.replicate import Holder, HolderState
 from kvfs.wire import (
     FrameDecoder,
     Reply,
@@ -23,9 +24,11 @@ from kvfs.wire import (
     pack_chunk_entry,
     pack_chunk_keys,
     pack_entry,
+    pack_holder,
     unpack_chunk_entry,
     unpack_chunk_keys,
     unpack_entry,
+    unpack_holder,
     unpack_record,
     unpack_request,
 )
@@ -120,6 +123,18 @@ def test_keys_that_are_none_are_refused(values: object) -> None:
 def test_a_record_of_wrong_shape_is_refused(values: object) -> None:
     with pytest.raises(InvalidInput):
         unpack_record(Blob, values)
+
+
+@pytest.mark.parametrize("state", HolderState)
+def test_a_holder_comes_back_in_its_state(state: HolderState) -> None:
+    holder = Holder(b"n" * 16, state, "host", "host:1", "/store", is_this=True)
+    packed = msgpack.unpackb(msgpack.packb(pack_holder(holder)))
+    assert unpack_holder(packed) == holder
+    for number, wrong in [(0, "n"), (1, "elsewhere"), (1, 0), (4, b"/store"), (5, 1)]:
+        with pytest.raises(InvalidInput, match="holder"):
+            unpack_holder([*packed[:number], wrong, *packed[number + 1 :]])
+    with pytest.raises(InvalidInput, match="holder"):
+        unpack_holder(packed[:5])
 
 
 def test_an_announced_giant_is_refused_before_it_is_read() -> None:
