@@ -4,6 +4,7 @@ A node whose lease has ended is asked for nothing; it is a member again with its
 clocks of the nodes do not matter: leases end by the server's.
 """
 
+import logging
 from dataclasses import dataclass
 
 import msgpack
@@ -16,9 +17,12 @@ TAKEN = (
     "a node with the id of this store is a member already: this is a copy of its directory; start"
     " on a new, empty one"
 )
+_WORDS = (str, str, str, str, int, str, bool)  # what each field of a member is, as `_pack` has them
+_WORDS_MIN = 5  # which all versions say
 _NONE = -1  # the number of a list that nobody has seen
 
 Endpoint = tuple[bytes, str, str, int]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Members:
         self._number = _NONE  # of the list
         self._list: tuple[Member, ...] = ()
         self._present: dict[bytes, Member] = {}
+        self._unread: dict[bytes, bytes] = {}  # what members say that means nothing here
 
     def describe(self, me: Member) -> None:
         """From the next renewal on, this is what the node says of itself."""
@@ -80,19 +85,32 @@ class Members:
             self._change(*listed)
         # Where a server lost its last words, as one that took another's place may, a list may lack
         # what no change will name again: then all of it is asked for.
-        self._number = number if len(self._present) == count else _NONE
+        is_all = len(self._present) + len(self._unread) == count
+        self._number = number if is_all else _NONE
         self._is_new = False
         return self._list
 
     def _change(self, is_whole: int, told: list[bytes]) -> None:
+        before = dict(self._unread)
         if is_whole:
             self._present.clear()
+            self._unread.clear()
         ids = iter(told)
         for node_id, said in zip(ids, ids, strict=True):
+            self._unread.pop(node_id, None)
+            member = _unpack(node_id, said) if said else None
+            if member is not None:
+                self._present[node_id] = member
+                continue
+            self._present.pop(node_id, None)
             if said:
-                self._present[node_id] = _unpack(node_id, said)
-            else:
-                self._present.pop(node_id, None)
+                self._unread[node_id] = said
+                if before.get(node_id) != said:
+                    log.warning(
+                        "node %s says of itself what this version of kvfs does not understand: it"
+                        " is asked for nothing",
+                        node_id.hex(),
+                    )
         self._list = tuple(self._present.values())
 
 
@@ -102,8 +120,8 @@ def is_taken(server: MetaServer, node_id: bytes, store: str, boot_id: str) -> bo
     words = server.member_words(node_id)
     if words is None:
         return False
-    there = _unpack(node_id, words)
-    return (there.store, there.boot_id) != (store, boot_id)
+    there = _unpack(node_id, words)  # not understood: it may be anybody, also another node
+    return there is None or (there.store, there.boot_id) != (store, boot_id)
 
 
 def _pack(member: Member) -> bytes:
@@ -122,5 +140,15 @@ def _pack(member: Member) -> bytes:
     return packed
 
 
-def _unpack(node_id: bytes, said: bytes) -> Member:
-    return Member(node_id, *msgpack.unpackb(said))
+def _unpack(node_id: bytes, said: bytes) -> Member | None:
+    """None for words that another version may understand; what follows those known here is a later
+    version's."""
+    try:
+        words = msgpack.unpackb(said)
+    except ValueError:
+        return None
+    if not isinstance(words, list):
+        return None
+    known = words[: len(_WORDS)]
+    is_sound = all(isinstance(word, kind) for word, kind in zip(known, _WORDS, strict=False))
+    return Member(node_id, *known) if is_sound and len(known) >= _WORDS_MIN else None

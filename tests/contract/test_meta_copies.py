@@ -1,13 +1,15 @@
 """Who has what, asked of the server for many files at once, and what a node says of itself."""
 
+import logging
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from kvfs.meta.members import Member
+from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer, redis_server
 from tests.contract.meta_suite import T0, digest, publication
@@ -79,3 +81,59 @@ def test_who_is_leaving_says_so_with_its_lease(engines: list[RedisEngine]) -> No
     seen = {member.node_id: member for member in b.renew()}
     assert seen[me.node_id].is_leaving and not seen[engines[1].node_id].is_leaving
     assert seen[me.node_id].endpoint == me.endpoint
+
+
+def say(engine: RedisEngine, words: bytes) -> None:
+    """A node of another version."""
+    engine._server.renew_lease(words, 60.0, -1, is_new=False)
+
+
+def members_of(engine: RedisEngine) -> Members:
+    return engine.members(Member(engine.node_id, "10.0.0.1:1", "", "host", "/store", 5, "boot"))
+
+
+def test_a_member_of_a_later_version_says_more(engines: list[RedisEngine]) -> None:
+    a, b = engines
+    words = ["10.0.0.2:1", "key", "host", "/store", 5, "boot", True]
+    say(b, msgpack.packb([*words, {"new": [1]}, None]))
+    [other] = [m for m in members_of(a).renew() if m.node_id == b.node_id]
+    assert other == Member(b.node_id, *words)
+    say(b, msgpack.packb(words[:5]))
+    [other] = [m for m in members_of(a).renew() if m.node_id == b.node_id]
+    assert other == Member(b.node_id, *words[:5])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        msgpack.packb(["10.0.0.2:1", "key"]),
+        msgpack.packb([1, "key", "host", "/store", 5]),
+        msgpack.packb({"address": "10.0.0.2:1"}),
+        msgpack.packb(7),
+        b"\xd9\x05ab",
+        b"\xa1\xff",
+    ],
+)
+def test_a_member_that_is_not_understood_ends_nobody(
+    engines: list[RedisEngine],
+    words: bytes,
+    caplog: pytest.LogCaptureFixture,
+    allow_warnings: list[str],
+) -> None:
+    allow_warnings.append("does not understand")
+    a, b = engines
+    members = members_of(a)
+    asked: list[list[object]] = []
+    renew = a._server.renew_lease
+    a._server.renew_lease = lambda *w, **k: asked.append(renew(*w, **k)) or asked[-1]  # type: ignore[method-assign,assignment,func-returns-value]
+    assert [m.node_id for m in members.renew()] == [a.node_id]
+    say(b, words)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert [m.node_id for m in members.renew()] == [a.node_id]
+    assert [len(answer) for answer in asked] == [4, 4, 2, 2]  # nothing is asked for again
+    assert len([r for r in caplog.records if b.node_id.hex() in r.getMessage()]) == 1
+    say(b, b"")
+    assert [m.node_id for m in members.renew()] == [a.node_id]
+    members_of(b).renew()
+    assert {m.node_id for m in members.renew()} == {a.node_id, b.node_id}
