@@ -262,11 +262,14 @@ class ClusterBatch(ClusterView, Batch):
 
     def recheck_copy(self, digest: bytes) -> None:
         """As `recount`, with all that is known of the files that hold a blob here, and of it as a
-        copy."""
+        copy. Where all is well the server is told nothing, since every node would hear it."""
         self.recount(digest)
         blob = self.blob(digest)
         if blob is not None and blob.references:
+            is_said = self.has_copy_among(digest, (self._node_id,))
             self.begin_copy(digest)
+            if is_said == (blob.directory not in self._absent):
+                self.txn.shared.leave(self._copy(digest))
 
     def recheck_stamp(self, ino: int) -> None:
         """Take a file out of the order of use that has no name or no bytes here any more."""

@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgpack
 
-from kvfs.config import CLUSTER_NEWS_ENTRIES, RECHECK_STEP
+from kvfs.config import CLUSTER_CATCH_UP_ENTRIES, CLUSTER_NEWS_ENTRIES, RECHECK_STEP
 from kvfs.errors import Unavailable
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
@@ -36,7 +36,7 @@ from kvfs.meta.refill import (
     remember_deed,
 )
 from kvfs.meta.server import FEED_END, Done, MetaServer, News
-from kvfs.meta.shared import Commit, SharedTable, SharedTransaction
+from kvfs.meta.shared import Commit, SharedTable, SharedTransaction, copies_page, holders_page
 from kvfs.meta.shared_engine import SharedEngine, of_cluster
 from kvfs.meta.view import InodeCache
 from kvfs.meta.ways import Ways, find_ways
@@ -81,7 +81,8 @@ class FollowingEngine(SharedEngine):
             if news.epoch != self._server.epoch:
                 raise self._begin_again()
             self._inodes = news.inodes
-            if not news.continues(self._seen):
+            behind = news.last.sequence - self._seen.sequence
+            if behind > CLUSTER_CATCH_UP_ENTRIES or not news.continues(self._seen):
                 self._start_over(news)
                 return
             is_cut = not news.entries
@@ -150,8 +151,9 @@ class FollowingEngine(SharedEngine):
 
     # A server that lost something -----------------------------------------------------------------
     def _start_over(self, news: News) -> None:
-        """What was between is lost, or the server has another history than this node saw, as a
-        replica has that was behind: of nothing it is known whether it changed."""
+        """What was between is lost, or too much to hear while others wait, or the server has
+        another history than this node saw, as a replica has that was behind: of nothing it is known
+        whether it changed."""
         lost, may_be_more = self._journal.begin_at(news.last, self._server.history)
         self._forget_all()
         self._unsettled.again()
@@ -306,6 +308,7 @@ class FollowingEngine(SharedEngine):
         with self._reading_own() as local:
             table = (self._tables.stamp, self._tables.blob)[index]
             keys = list(islice(local.keys(table, b"", after), RECHECK_STEP))
+        digests = [key for key in keys if len(key) == DIGEST_BYTES]
 
         def change(batch: Batch) -> None:
             view = of_cluster(batch)
@@ -314,11 +317,13 @@ class FollowingEngine(SharedEngine):
             for ino in inos:
                 view.recheck_stamp(ino)
             self._ways.note(inos)
-            for key in keys:
-                if len(key) == DIGEST_BYTES:
-                    view.recheck_copy(key)
+            for digest in digests:
+                view.recheck_copy(digest)
 
         if keys:
+            self._known.read_pages_ahead(
+                page for digest in digests for page in (copies_page(digest), holders_page(digest))
+            )
             self._write(change)
             self._checked_to = index, keys[-1]
         else:

@@ -33,7 +33,7 @@ from kvfs.meta.lmdb import Database
 from kvfs.meta.members import Member, Members, is_taken
 from kvfs.meta.primary import Refused
 from kvfs.meta.server import MetaServer
-from kvfs.meta.shared import FIRST_PAGE_MEMBERS, Page, Record, SharedTable, copies_page
+from kvfs.meta.shared import Record, SharedTable, copies_page, holders_page
 from kvfs.meta.shared_engine import of_cluster
 
 
@@ -138,9 +138,7 @@ class RedisEngine(FollowingEngine):
     def read_holders_ahead(self, digests: Iterable[bytes]) -> None:
         """What holds these will be asked for one by one: one round trip for all. Raises
         `Unavailable`."""
-        self._known.read_pages_ahead(
-            Page(SharedTable.HOLDER, digest, b"", FIRST_PAGE_MEMBERS) for digest in digests
-        )
+        self._known.read_pages_ahead(map(holders_page, digests))
 
     def end_copies(self, digests: Sequence[bytes], others: Container[bytes]) -> list[bytes]:
         """Give up the copies here of those digests that one of the `others` has as well, which are

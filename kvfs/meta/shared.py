@@ -91,6 +91,11 @@ def copies_page(digest: bytes, limit: int = FIRST_PAGE_MEMBERS) -> Page:
     return Page(SharedTable.COPY, digest, b"", limit)
 
 
+def holders_page(digest: bytes) -> Page:
+    """The first of the files that hold a digest."""
+    return Page(SharedTable.HOLDER, digest, b"", FIRST_PAGE_MEMBERS)
+
+
 class Source(Protocol):
     """Where records come from; what they say may be old."""
 
@@ -152,6 +157,10 @@ class SharedTransaction:
     def write(self, record: Record, value: bytes | None) -> None:
         """Set a value, or take it away with None."""
         self.commit.writes[record] = value
+
+    def leave(self, record: Record) -> None:
+        """Do not write it after all: it is as it should be."""
+        del self.commit.writes[record]
 
     def members(self, table: SharedTable, group: bytes, start: bytes) -> Iterator[bytes]:
         """Members of a group that are not less than `start`, in order, as they are now: what is

@@ -597,3 +597,55 @@ def test_a_node_that_was_away_when_the_server_was_emptied_fills_it(
             pass
         assert tree_of(a) == before
         assert (a.doomed(9), a.copies(digest(1))) == ([], [node_id])
+
+
+def test_a_node_that_is_far_behind_does_not_hear_all_that_was(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.meta.server.CLUSTER_NEWS_ENTRIES", 2)
+    monkeypatch.setattr("kvfs.meta.following.CLUSTER_CATCH_UP_ENTRIES", 8, raising=False)
+    a, b = cluster.join(), cluster.join()
+    b.publish([publication(1, b"f"), publication(2, b"kept")], T0)
+    a.catch_up()
+    asked: list[int] = []
+    news = b._server.news
+    monkeypatch.setattr(b._server, "news", lambda after: asked.append(after) or news(after))
+    a.forget([a.unlink(ROOT_INO, b"f", T0).ino])
+    b.catch_up()
+    assert [blob.digest for blob in b.doomed(9)] == [digest(1)]
+    a.publish([publication(3, b"g")], T0)
+    a.forget([a.unlink(ROOT_INO, b"kept", T0).ino])
+    for n in range(8):
+        a.make(ROOT_INO, b"%d" % n, FILE, 0, 0, T0)
+    asked.clear()
+    told = b.catch_up()
+    assert len(asked) == 1
+    assert any(one.moves_directories for one in told)
+    assert b.sizes([b"kept", b"g"]) == [None, 103]
+    while b.recheck_more():
+        pass
+    assert sorted(blob.digest for blob in b.doomed(9)) == sorted([digest(1), digest(2)])
+    asked.clear()
+    b.catch_up()
+    assert len(asked) == 1
+
+
+def test_who_compares_what_it_has_tells_nobody_what_is_so(
+    cluster: Cluster, server: RedisServer
+) -> None:
+    a, b = cluster.join(), cluster.join()
+    a.publish([publication(n, b"%d" % n) for n in range(20)], T0)
+    b.catch_up()
+    b.add_copy(publication(1))
+    a.catch_up()
+    with redis.Redis(port=server.port) as client:
+        client.zrem(a._server.prefix + b"o" + digest(2), a.node_id)  # as one that is wrong
+        for engine in (a, b):
+            engine._known.clear()
+            engine.recheck()
+            before = client.get(a._server.prefix + b"seq")
+            while engine.recheck_more():
+                pass
+            told = int(client.get(a._server.prefix + b"seq") or 0) - int(before or 0)
+            assert told == (1 if engine is a else 0)
+    assert a.ask_copies([digest(1), digest(2)]) == [{a.node_id, b.node_id}, {a.node_id}]
