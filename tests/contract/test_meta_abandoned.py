@@ -147,3 +147,14 @@ def test_a_start_drops_what_only_the_server_knows(nodes: Nodes) -> None:
     a = nodes.open(1)
     a.recover()
     assert (a.inode(made.ino), a.entries(ROOT_INO, b"", 9), loose_of(a, a)) == (None, [], ())
+
+
+def test_a_node_that_goes_again_is_noticed_by_who_saw_it_back(nodes: Nodes) -> None:
+    """Leases are no entries of the feed, so that what was cached of one is compared when used."""
+    a, b = nodes.open(1), nodes.open(2)
+    watcher = lease(b)
+    a.make(ROOT_INO, b"f", FILE, 0, 0, T0)
+    lease(a, SHORT_S).renew()
+    assert b.drop_loose(a.node_id) is None
+    wait_gone(b, watcher, a)
+    assert drop_all(b, a) == [b"f"]
