@@ -71,7 +71,7 @@ class DirectorySource:
     def check(self, digest: bytes) -> None:
         """Nothing spoils its blobs."""
 
-    def hinted(self, digests: Sequence[bytes]) -> None:
+    def hinted(self, digests: Sequence[bytes], *, spare_only: bool) -> None:
         self.hints += digests
 
     def health(self) -> Health:

@@ -276,7 +276,7 @@ class SimulatedNode:
         os.write(fd, data)
         return fd
 
-    def hinted(self, digests: Sequence[bytes]) -> None:
+    def hinted(self, digests: Sequence[bytes], *, spare_only: bool) -> None:
         """Nothing, as in production."""
 
     def health(self) -> Health:

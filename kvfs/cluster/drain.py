@@ -264,7 +264,7 @@ class Drain:
     async def _wait_arrivals(self) -> None:
         """Send what is to be said, wait a moment, and see what has arrived."""
         outbox, self._outbox = self._outbox, {}
-        await self._takers.hint(outbox)
+        await self._takers.hint(outbox, spare_only=True)
         await trio.sleep(DRAIN_TICK_S)
         digests = list(self._flights)
         here = self._engine.blobs(digests)

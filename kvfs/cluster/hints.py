@@ -27,12 +27,14 @@ class Hints:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._waiting: set[bytes] = set()
+        self._spare_only: set[bytes] = set()  # of those that wait
+        self._coming_bytes = 0  # of those that are fetched for room to spare
         self._send, self._receive = trio.open_memory_channel[bytes](HINTS_WAITING_MAX)
         self._is_refusing = False
 
-    def take(self, digests: Sequence[bytes]) -> None:
-        """A peer thinks that these should be here. Those beyond the limit are dropped: it will ask
-        again."""
+    def take(self, digests: Sequence[bytes], *, spare_only: bool = False) -> None:
+        """A peer thinks that these should be here, with `spare_only` at the cost of nothing that
+        is. Those beyond the limit are dropped: it will ask again."""
         if self._is_refusing:
             return
         for digest in digests:
@@ -43,6 +45,8 @@ class Hints:
             except trio.WouldBlock:
                 return
             self._waiting.add(digest)
+            if spare_only:
+                self._spare_only.add(digest)
 
     def refuse(self) -> None:
         """Take nothing any more, and have no room: the node is leaving."""
@@ -70,15 +74,21 @@ class Hints:
 
     async def _work(self, bring: Bring) -> None:
         async for digest in self._receive:
+            coming_bytes = 0
             try:
                 inode = None if self._is_refusing else self._file_worth_having(digest)
                 if inode is not None:
+                    if digest in self._spare_only:  # no other one is to count on the same room
+                        coming_bytes = inode.size_bytes
+                        self._coming_bytes += coming_bytes
                     await bring([inode])
                     self._count(digest)
             except KvfsError as error:
                 log.info("no copy of %s: %s", digest.hex(), error)
             finally:
+                self._coming_bytes -= coming_bytes
                 self._waiting.discard(digest)
+                self._spare_only.discard(digest)
             await trio.lowlevel.checkpoint()
 
     def _count(self, digest: bytes) -> None:
@@ -98,8 +108,11 @@ class Hints:
     def _has_room(self, inode: Inode) -> bool:
         node, size_bytes = self._node, inode.size_bytes
         indices = range(len(node.directories))
-        if any(self._spare_bytes(index) >= size_bytes for index in indices):
+        needed_bytes = size_bytes + self._coming_bytes
+        if any(self._spare_bytes(index) >= needed_bytes for index in indices):
             return True
+        if inode.digest in self._spare_only:
+            return False
         if not any(node.space.fits_ever(index, size_bytes) for index in indices):
             return False
         coldest = node.meta.coldest(1)

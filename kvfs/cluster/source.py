@@ -82,8 +82,8 @@ class NodeSource:
         if self._ask(lambda: self._node.needs_check(digest)) and not self._wait_checked(digest):
             raise Corrupt(digest.hex(), "its bytes changed since they were stored")
 
-    def hinted(self, digests: Sequence[bytes]) -> None:
-        self._ask(lambda: self._hints.take(digests))
+    def hinted(self, digests: Sequence[bytes], *, spare_only: bool) -> None:
+        self._ask(lambda: self._hints.take(digests, spare_only=spare_only))
 
     def health(self) -> Health:
         def ask() -> Health:

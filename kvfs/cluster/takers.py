@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -75,19 +76,24 @@ class Takers:
         """Ask anew who has room."""
         self._rooms.clear()
 
-    async def hint(self, wanted: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Tell nodes of digests that they are to have; one that is away is left out."""
+    async def hint(
+        self, wanted: Mapping[bytes, Sequence[bytes]], *, spare_only: bool = False
+    ) -> None:
+        """Tell nodes of digests that they are to have, with `spare_only` at the cost of nothing
+        that they have; one that is away is left out."""
         members = self._membership.staying()
         async with trio.open_nursery() as nursery:
             for node_id, digests in wanted.items():
                 if node_id in members:
-                    nursery.start_soon(self._hint, members[node_id], digests)
+                    nursery.start_soon(self._hint, members[node_id], digests, spare_only)
 
-    async def _hint(self, member: Member, digests: Sequence[bytes]) -> None:
+    async def _hint(self, member: Member, digests: Sequence[bytes], spare_only: bool) -> None:
         try:
             client = self._membership.client(member)
             await trio.to_thread.run_sync(
-                client.hint, digests, PEER_WORD_S, limiter=self._limiter, abandon_on_cancel=True
+                partial(client.hint, digests, PEER_WORD_S, spare_only=spare_only),
+                limiter=self._limiter,
+                abandon_on_cancel=True,
             )
         except KvfsError as error:
             log.info("%s was told nothing of %d copies: %s", member.address, len(digests), error)

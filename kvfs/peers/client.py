@@ -160,11 +160,14 @@ class PeerClient:
             self._check_count(tickets, ranges)
             return self._bulk_address, list(tickets)
 
-    def hint(self, digests: Sequence[bytes], deadline_s: float) -> None:
-        """Tell the peer what it will probably be asked for soon."""
+    def hint(
+        self, digests: Sequence[bytes], deadline_s: float, *, spare_only: bool = False
+    ) -> None:
+        """Tell the peer what it will probably be asked for soon; with `spare_only` for what room it
+        has to spare."""
         with self._call(deadline_s) as end_s:
             for batch in _batches(digests):
-                self._ask(Hints(batch), Done, end_s)
+                self._ask(Hints(batch, int(spare_only)), Done, end_s)
 
     def health(self, deadline_s: float) -> Health:
         """How the peer is."""

@@ -58,8 +58,8 @@ class Desk:
                 return self._give_tickets(session, ranges), None
             case Read(digest, offset, length):
                 return self._read(digest, offset, length)
-            case Hints(digests):
-                self._source.hinted(digests)
+            case Hints(digests, spare_only):
+                self._source.hinted(digests, spare_only=bool(spare_only))
                 return Done(), None
             case HealthWanted():
                 return self._source.health(), None

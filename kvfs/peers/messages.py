@@ -38,7 +38,7 @@ from kvfs.peers.fields import (
     text,
 )
 
-PEER_PROTOCOL = 1
+PEER_PROTOCOL = 2
 NODE_ID_BYTES = 16
 NONCE_BYTES = 16
 TICKET_BYTES = 32
@@ -108,9 +108,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """You will probably want these blobs soon."""
+    """You will probably want these blobs soon. `spare_only`, 0 or 1: at the cost of nothing that
+    you have."""
 
     digests: tuple[bytes, ...]
+    spare_only: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ _REQUESTS: Mapping[type, tuple[int, tuple[Field, ...]]] = {
     Lookup: (2, (_DIGESTS,)),
     TicketsWanted: (3, (batch("ranges", _RANGE.size, _pack_range, _unpack_range),)),
     Read: (4, (_DIGEST, _OFFSET, _LENGTH)),
-    Hints: (5, (_DIGESTS,)),
+    Hints: (5, (_DIGESTS, integer("spare_only", 1))),
     HealthWanted: (6, ()),
 }
 _REPLIES: Mapping[type, tuple[int, tuple[Field, ...]]] = {

@@ -20,7 +20,7 @@ class Source(Protocol):
         """Before a part of a blob goes out, which its reader cannot check by itself: return when
         all of it was found right once, or that takes long. Raises `Corrupt`."""
 
-    def hinted(self, digests: Sequence[bytes]) -> None:
+    def hinted(self, digests: Sequence[bytes], *, spare_only: bool) -> None:
         """A peer thinks that these blobs will be wanted here soon."""
 
     def health(self) -> Health:

@@ -64,7 +64,15 @@ def rig(running: Rig) -> Rig:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+    # What was removed a moment ago takes room until nobody can be on the way to it.
+    wait_for(lambda: all(map(is_empty, running.nodes)), SOON_S, "something is still stored")
     return running
+
+
+def is_empty(node: Node) -> bool:
+    with Client(node.store) as client:
+        status = client.status()
+        return not status["blobs"] and not status["directories"][0]["trash_bytes"]
 
 
 def write(node: Node, name: str, size_bytes: int = MIB) -> bytes:
@@ -216,6 +224,8 @@ def test_who_finds_no_room_says_so_and_loses_nothing(rig: Rig) -> None:
         for n in range(44):
             files[f"{name}/{n}"] = write(node, f"{name}/{n}")
     mine = {f"a/{n}": write(a, f"a/{n}", 4 * MIB) for n in range(8)}
+    for node, name in ((b, "b"), (c, "c")):
+        assert read_all(node, {n: what for n, what in files.items() if n[0] == name}) == []
     done = kvfs("leave", "--store", str(a.store))
     assert done.returncode == 1
     left = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("left ")]

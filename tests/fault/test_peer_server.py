@@ -339,7 +339,7 @@ def test_a_source_that_fails_is_a_refusal(tmp_path: Path, allow_warnings: list[s
         def open(self, digest: bytes) -> int | None:
             raise OSError(5, "Input/output error")
 
-        def hinted(self, digests: object) -> None:
+        def hinted(self, digests: object, *, spare_only: bool) -> None:
             raise ZeroDivisionError
 
     allow_warnings += ["a peer's request failed", "met a bug"]

@@ -58,10 +58,12 @@ class Peer:
     is_away: bool = False
     is_deaf: bool = False  # it takes hints and does nothing
     heard: list[bytes] = field(default_factory=list)
+    spare_only: set[bool] = field(default_factory=set)  # as the hints said
 
-    def hint(self, digests: Sequence[bytes], deadline_s: float) -> None:
+    def hint(self, digests: Sequence[bytes], deadline_s: float, *, spare_only: bool) -> None:
         if self.is_away:
             raise Unavailable("away")
+        self.spare_only.add(spare_only)
         self.heard += digests
         for digest in digests:
             if not self.is_deaf:
@@ -485,6 +487,7 @@ async def test_it_is_done_only_when_nothing_had_to_be_moved_any_more(
     drain = await start_leaving(world, nursery)
     await trio.sleep(CLUSTER_LEASE_S + 1)
     assert world.peers[node_id(1)].heard == [slow]
+    assert world.peers[node_id(1)].spare_only == {True}
     world.peers[node_id(1)].is_deaf = False
     world.held[passed].discard(node_id(1))
     world.held[slow].add(node_id(1))

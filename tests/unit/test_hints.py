@@ -135,6 +135,27 @@ async def test_a_full_node_takes_what_is_newer_than_its_coldest(
     assert node.brought == [new]
 
 
+async def test_for_who_leaves_nothing_that_is_here_goes(
+    node: FakeNode, nursery: trio.Nursery
+) -> None:
+    node.space.room[0] = 3 * MIB
+    first, second = (node.meta.add(n, 2 * MIB, used_ns=100 + n) for n in (1, 2))
+    small = node.meta.add(3, MIB, used_ns=500)
+    node.gate = trio.Event()
+    hints = hints_of(node)
+    hints.take([first, second, small], spare_only=True)
+    await after_work(node, hints, nursery)
+    node.gate.set()  # who came first has counted on two thirds of the room
+    await trio.testing.wait_all_tasks_blocked()
+    large = set(node.brought) - {small}
+    assert len(node.brought) == 2 and large < {first, second}
+    [left] = {first, second} - large
+    hints.take([left])  # at the cost of something older
+    node.space.room[0] = 0
+    await trio.testing.wait_all_tasks_blocked()
+    assert node.brought[2:] == [left]
+
+
 async def test_what_eviction_frees_beyond_its_need_is_no_room_for_copies(
     node: FakeNode, nursery: trio.Nursery
 ) -> None:

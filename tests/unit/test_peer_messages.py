@@ -47,6 +47,7 @@ REQUESTS: list[Request] = [
     TicketsWanted((Range(DIGEST, 0, 1), Range(bytes(16), 2**62, 2**40))),
     Read(DIGEST, 7, PEER_READ_BYTES_MAX),
     Hints((DIGEST,)),
+    Hints((DIGEST,), 1),
     HealthWanted(),
 ]
 REPLIES: list[Reply] = [
