@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from kvfs.config import CLUSTER_SERVERS_MAX
 from kvfs.errors import InvalidInput
@@ -31,6 +31,8 @@ OPTIONS = {
 }
 EXAMPLE = "write redis://host:6379"
 _SCHEME = re.compile(r"(?P<kind>rediss?)(?:\+(?P<form>sentinel|cluster))?")
+# As RFC 3986 takes one apart (appendix B). What several Pythons make of several hosts differs.
+_PARTS = re.compile(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[0-9A-Za-z._-]+))(?::(?P<port>\d+))?")
 _PORTS = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 _SWITCH = {"true": True, "false": False}
@@ -85,23 +87,26 @@ def without_password(url: str) -> str:
 
 
 def _parse(url: str) -> ServerUrl:
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    found = _PARTS.fullmatch(url)
+    assert found is not None  # of any text
+    scheme, authority, path, query, fragment = (found[n] or "" for n in range(1, 6))
+    scheme = scheme.lower()
+    options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     unknown = sorted(options.keys() - OPTIONS.keys())
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r:.40}; known are {', '.join(OPTIONS)}")
-    if parts.fragment:
+    if fragment:
         raise ValueError("a # in a password is written %23")
-    who, _, places = parts.netloc.rpartition("@")
+    who, _, places = authority.rpartition("@")
     user, _, password = (unquote(part) for part in who.partition(":"))
-    if parts.scheme == "unix":
-        if not parts.path or places:
+    if scheme == "unix":
+        if not path or places:
             raise ValueError("a socket is unix:///path")
         _refuse(options, "ssl_", "sentinel_")
         number = _number(options.get("db", ""))
-        path = unquote(parts.path)
-        return ServerUrl(Form.SOCKET, (), path, "", number, user or None, password or None)
-    match = _SCHEME.fullmatch(parts.scheme)
+        socket = unquote(path)
+        return ServerUrl(Form.SOCKET, (), socket, "", number, user or None, password or None)
+    match = _SCHEME.fullmatch(scheme)
     if match is None:
         raise ValueError("is no such URL")
     form = Form(match["form"] or "server")
@@ -110,7 +115,7 @@ def _parse(url: str) -> ServerUrl:
         _refuse(options, "ssl_")
     if form is not Form.SENTINEL:
         _refuse(options, "sentinel_")
-    segments = [unquote(segment) for segment in parts.path.split("/")[1:] if segment]
+    segments = [unquote(segment) for segment in path.split("/")[1:] if segment]
     service = segments.pop(0) if form is Form.SENTINEL and segments else ""
     if form is Form.SENTINEL and not service:
         raise ValueError("Sentinels want a service's name: redis+sentinel://host:26379/service")
