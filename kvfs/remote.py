@@ -11,7 +11,6 @@ from kvfs.errors import Corrupt, Unavailable
 from kvfs.hashers import PieceDigest
 from kvfs.peers.address import Address, parse_address
 from kvfs.peers.backoff import Backoff
-from kvfs.peers.gone import PeerGone
 from kvfs.peers.pool import Pool
 from kvfs.peers.stream import BulkStream
 
@@ -72,18 +71,8 @@ class _Place:
         self._backoff = Backoff(_LIMITS)
 
     def read(self, file: RemoteFile, view: memoryview, end_s: float, hashing: PieceDigest) -> None:
-        wait_s = self._backoff.refusal_s(max(0.0, end_s - time.monotonic()))
-        if wait_s is not None:
-            raise Unavailable(f"{self._address}: did not answer; left alone for {wait_s:.1f} s")
-        try:
+        with self._backoff.asking(self._address, max(0.0, end_s - time.monotonic())):
             has_it = self._receive(file, view, end_s, hashing)
-        except PeerGone:
-            self._backoff.note_failure()
-            raise
-        except BaseException:
-            self._backoff.note_other()
-            raise
-        self._backoff.note_answer()
         if not has_it:
             raise Unavailable(f"{self._address}: has not {file.digest.hex()} any more")
 

@@ -8,6 +8,7 @@ without bytes here: as after a crash, `recover` finds the file by its intent.
 
 import logging
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -38,7 +39,7 @@ class _Changed(Exception):
     """What a transaction saw has changed: it runs again."""
 
 
-class SharedEngine(LmdbEngine):
+class SharedEngine(LmdbEngine, ABC):
     """`MetaEngine` with the shared tables on a server. Raises `Unavailable` besides. Who follows
     the others' changes is built on it (`kvfs.meta.following`)."""
 
@@ -209,29 +210,29 @@ class SharedEngine(LmdbEngine):
         self._write(change)
 
     # What following the others adds ---------------------------------------------------------------
+    @abstractmethod
     def _listen(self) -> None:
         """Know what others did until now. Raises `Unavailable`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin_again(self) -> Unavailable:
         """The server has lost everything, or was made anew by another node; the error to raise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _note_last(self, batch: ClusterBatch, at: Point) -> None:
         """The server has written a transaction; this node's own tables are about to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _did(self, deed: Deed) -> None:
         """So have both."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _note_ways(self, batch: ClusterBatch, commit: Commit) -> None:
         """A transaction is through: the way to some files may not be known to this node."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recheck(self) -> None:
         """Something was missed: all that this node's own tables say has to be looked at."""
-        raise NotImplementedError
 
 
 class _OrRemembered:

@@ -2,9 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kvfs.config import PeerLimits
+from kvfs.errors import Unavailable
+from kvfs.peers.gone import PeerGone
 
 
 class Backoff:
@@ -18,6 +21,23 @@ class Backoff:
         self._pause_s = 0.0  # 0: it answered the last time
         self._quiet_until_s = 0.0
         self._is_probed = False  # one caller asks now, for all
+
+    @contextmanager
+    def asking(self, who: object, deadline_s: float) -> Iterator[None]:
+        """The frame of a question to the peer, which is named in errors: notes how it went. Raises
+        `Unavailable` while the peer is left alone."""
+        wait_s = self.refusal_s(deadline_s)
+        if wait_s is not None:
+            raise Unavailable(f"{who}: did not answer; it is asked again in {wait_s:.1f} s")
+        try:
+            yield
+        except PeerGone:
+            self.note_failure()
+            raise
+        except BaseException:
+            self.note_other()
+            raise
+        self.note_answer()
 
     def refusal_s(self, deadline_s: float) -> float | None:
         """None for a caller who may ask; else how long it is until one may. Of those who may after

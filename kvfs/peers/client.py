@@ -202,20 +202,8 @@ class PeerClient:
                 raise Unavailable(f"{self._address}: the client is closed")
             self._callers += 1
         try:
-            wait_s = self._backoff.refusal_s(deadline_s)
-            if wait_s is not None:
-                raise Unavailable(
-                    f"{self._address}: did not answer; it is asked again in {wait_s:.1f} s"
-                )
-            try:
+            with self._backoff.asking(self._address, deadline_s):
                 yield time.monotonic() + deadline_s
-            except PeerGone:
-                self._backoff.note_failure()
-                raise
-            except BaseException:
-                self._backoff.note_other()
-                raise
-            self._backoff.note_answer()
         finally:
             self._leave()
 

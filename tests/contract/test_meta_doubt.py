@@ -84,15 +84,20 @@ def fail_to_take(engine: RedisEngine, n: int) -> None:
     engine.bury([digest(n)])
 
 
+def leave_in_doubt(a: RedisEngine, b: RedisEngine, patch: pytest.MonkeyPatch) -> None:
+    """`a` stores a file; `b` fetches it, and the server's answer to that is lost."""
+    a.publish([publication(1, b"f")], T0)
+    b.catch_up()
+    lose_the_answer(b, patch)
+    fail_to_take(b, 1)
+    patch.undo()
+
+
 def test_a_lost_answer_leaves_no_copy_that_is_not_there(
     open_node: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = open_node(1), open_node(2)
-    a.publish([publication(1, b"f")], T0)
-    b.catch_up()
-    lose_the_answer(b, monkeypatch)
-    fail_to_take(b, 1)
-    monkeypatch.undo()
+    leave_in_doubt(a, b, monkeypatch)
     assert a.ask_copies([digest(1)]) == [{a.node_id, b.node_id}]
     settle(b)
     a.catch_up()
@@ -105,11 +110,7 @@ def test_what_a_lost_answer_said_is_settled_after_a_start_as_well(
     open_node: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = open_node(1), open_node(2)
-    a.publish([publication(1, b"f")], T0)
-    b.catch_up()
-    lose_the_answer(b, monkeypatch)
-    fail_to_take(b, 1)
-    monkeypatch.undo()
+    leave_in_doubt(a, b, monkeypatch)
     b = open_node(2)
     assert b.recover().intended == ((digest(1), 0),)
     assert a.ask_copies([digest(1)]) == [{a.node_id}]
@@ -138,11 +139,7 @@ def test_a_copy_that_is_there_after_all_stays_one(
     open_node: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = open_node(1), open_node(2)
-    a.publish([publication(1, b"f")], T0)
-    b.catch_up()
-    lose_the_answer(b, monkeypatch)
-    fail_to_take(b, 1)
-    monkeypatch.undo()
+    leave_in_doubt(a, b, monkeypatch)
     assert b.add_copy(publication(1))
     settle(b)
     assert a.ask_copies([digest(1)]) == [{a.node_id, b.node_id}]

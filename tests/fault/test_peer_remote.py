@@ -100,7 +100,7 @@ def test_a_frozen_peer_costs_little_time_and_then_none(peer: Peer, reader: Remot
         with pytest.raises(Unavailable):
             read(reader, files[1])
         assert time.monotonic() - began_s < REMOTE_PROGRESS_S + DEADLINE_S / 2
-        with pytest.raises(Unavailable, match="left alone"):
+        with pytest.raises(Unavailable, match="asked again in"):
             read(reader, files[2])
     finally:
         peer.process.thaw()
