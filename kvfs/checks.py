@@ -4,7 +4,7 @@ import os
 
 import trio
 
-from kvfs.blobs import open_blob_file
+from kvfs.blob_files import open_blob_file
 from kvfs.config import VERIFIED_MAX
 from kvfs.stored import digest_file
 

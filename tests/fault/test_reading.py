@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvfs import blobs, checks, chunk_files, requests
+from kvfs import blob_files, checks, chunk_files, requests
 from kvfs.chunk import ChunkHeader
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt
@@ -31,9 +31,9 @@ async def test_a_blob_that_cannot_be_opened_is_a_miss_among_others(
     for name in (b"bad", b"good", b"worse"):
         store(node, name, name)
     bad = {os.fspath(blob_path(node, digest_of(name))) for name in (b"bad", b"worse")}
-    opening = fail_with(errno.EIO, lambda path: path in bad, blobs.open_blob_file)
+    opening = fail_with(errno.EIO, lambda path: path in bad, blob_files.open_blob_file)
     with monkeypatch.context() as patch:
-        patch.setattr(blobs, "open_blob_file", opening)
+        patch.setattr(blob_files, "open_blob_file", opening)
         assert [load(node, name) for name in (b"bad", b"good", b"worse")] == [None, b"good", None]
         with pytest.raises(OSError, match="Input/output error"):
             await node.open_content(node.meta.resolve([b"bad"])[0].ino)  # type: ignore[union-attr]

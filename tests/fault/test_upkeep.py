@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from kvfs import blobs, upkeep
+from kvfs import blob_files, upkeep
 from kvfs.digest import digest_of
 from kvfs.node import Change, Node
 from kvfs.upkeep import collect_garbage, rebuild
@@ -72,7 +72,7 @@ def test_a_blob_that_goes_while_its_directory_is_read_is_left_out(
     for number in range(3):
         put_orphan(node, bytes(15) + bytes([number]))
     gone = blob_path(node, bytes(15) + b"\1")
-    matches = blobs._BLOB_NAME.fullmatch
+    matches = blob_files._BLOB_NAME.fullmatch
 
     class Names:
         @staticmethod
@@ -82,7 +82,7 @@ def test_a_blob_that_goes_while_its_directory_is_read_is_left_out(
 
     directory = node.directories[0]
     assert directory is not None
-    monkeypatch.setattr(blobs, "_BLOB_NAME", Names)
+    monkeypatch.setattr(blob_files, "_BLOB_NAME", Names)
     (batch,) = directory.scan()
     assert sorted(digest[-1] for digest, _ in batch) == [0, 2]
 
@@ -140,8 +140,8 @@ async def test_a_rebuild_passes_over_what_cannot_be_read(
     path, data = chunk_file(1)
     put_orphan(node, digest_of(data), data)
     bad = put_orphan(node, bytes(16), data)
-    opening = fail_with(errno.EIO, lambda path: path == os.fspath(bad), blobs.open_blob_file)
-    monkeypatch.setattr(blobs, "open_blob_file", opening)
+    opening = fail_with(errno.EIO, lambda path: path == os.fspath(bad), blob_files.open_blob_file)
+    monkeypatch.setattr(blob_files, "open_blob_file", opening)
     assert await rebuild(node) == 1
     assert load(node, path) == data
 
