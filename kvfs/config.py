@@ -183,6 +183,13 @@ REMOTE_NODES_MAX = 1024  # that a client keeps streams to
 REMOTE_STREAMS_MAX = 16  # to one node
 REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way
 
+# Health of a tier (`kvfs.health`).
+TIER_HEALTH_HALF_LIFE_S = 10.0  # in which what went wrong loses half its weight
+TIER_FAILURES_MAX = 3.0  # in a row, or that many and a share of all, and the tier is down
+TIER_FAILED_SHARE_MAX = 0.3
+TIER_PAUSE_S_MIN = 0.5  # until a tier that is down is tried again; twice as long each time
+TIER_PAUSE_S_MAX = 30.0
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 COUNT_MAX = 1_000_000  # the same
 READ_AHEAD_KIB_MAX = 1024 * 1024

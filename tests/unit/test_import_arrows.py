@@ -18,6 +18,7 @@ PURE = {
     "kvfs.names",
     "kvfs.chunk",
     "kvfs.digest",
+    "kvfs.health",
     "kvfs.wire",
     "kvfs.arguments",
     "kvfs.evict",
