@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from kvfs.blob_files import BlobFiles, remove_name, subdirectories
 from kvfs.config import (
+    DISK_FIGURES_S,
     GIB,
     PAGE_BYTES,
     QUARANTINE_BYTES_MAX,
@@ -23,6 +24,7 @@ from kvfs.config import (
 from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import PARTS, STORE_MARK, check_directory
 from kvfs.mark import make_mark, read_mark
+from kvfs.stored import digest_own_file
 
 _FIXED_FILES = (
     10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
@@ -48,6 +50,8 @@ class BlobDirectory(BlobFiles):
         self._lock_fd = lock_fd
         self._opened_ns = time.time_ns()
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
+        self._disk = os.statvfs(self._root)
+        self._disk_seen_s = time.monotonic()
         self.trim_quarantine()
 
     @classmethod
@@ -97,12 +101,20 @@ class BlobDirectory(BlobFiles):
                 return fixed
 
     def capacity_bytes(self) -> int:
-        status = os.statvfs(self._root)
-        return status.f_blocks * status.f_frsize
+        return self._disk_now().f_blocks * self._disk.f_frsize
 
     def free_bytes(self) -> int:
-        status = os.statvfs(self._root)
-        return status.f_bavail * status.f_frsize
+        return self._disk_now().f_bavail * self._disk.f_frsize
+
+    def _disk_now(self) -> os.statvfs_result:
+        now_s = time.monotonic()
+        if now_s - self._disk_seen_s > DISK_FIGURES_S:
+            self._disk, self._disk_seen_s = os.statvfs(self._root), now_s
+        return self._disk
+
+    def note_freed(self) -> None:
+        """Something was removed: the figures of the disk are asked for anew."""
+        self._disk_seen_s = -DISK_FIGURES_S
 
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
@@ -113,6 +125,13 @@ class BlobDirectory(BlobFiles):
         return self._fanout_directories > 0
 
     # Staging -------------------------------------------------------------------------------------
+    def prepare(self, fd: int) -> bytes:
+        """The digest of a staging file, whose blob has a directory to lie in then. Blocks; safe in
+        worker threads."""
+        digest = digest_own_file(fd)
+        self.make_leaves([digest])
+        return digest
+
     def purge_staging(self) -> int:
         """Remove what dead runs of this store left; how many files."""
         return sum(

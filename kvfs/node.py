@@ -37,7 +37,7 @@ from kvfs.reclaim import Evicted, Reclaim
 from kvfs.replicate import Holder
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
-from kvfs.stored import allocated_bytes, copy_bytes, digest_file
+from kvfs.stored import allocated_bytes, copy_bytes
 from kvfs.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -491,11 +491,13 @@ class Node:
         file; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
         directory = self.directories[stage.directory]
         assert directory is not None
-        if digest is None or directory.lacks_leaf(digest):
-            own_fd = os.dup(stage.fd) if digest is None else -1
+        if digest is None:
+            own_fd = os.dup(stage.fd)
             digest = await trio.to_thread.run_sync(
-                _prepare, directory, own_fd, digest, abandon_on_cancel=True
+                _prepare_and_close, directory, own_fd, abandon_on_cancel=True
             )
+        elif directory.lacks_leaf(digest):
+            await trio.to_thread.run_sync(directory.make_leaves, [digest], abandon_on_cancel=True)
         size_bytes = os.fstat(stage.fd).st_size if writable_bytes is None else writable_bytes
         if self.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
@@ -581,16 +583,12 @@ class Node:
         return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
 
 
-def _prepare(directory: BlobDirectory, fd: int, digest: bytes | None) -> bytes:
-    """A place for a stage's blob, and its digest unless it is known: of `fd`, which is then closed.
-    Blocks; who waited may have gone."""
-    if digest is None:
-        try:
-            digest = digest_file(fd)
-        finally:
-            os.close(fd)
-    directory.make_leaves([digest])
-    return digest
+def _prepare_and_close(directory: BlobDirectory, fd: int) -> bytes:
+    """As `prepare`. Who waited for it may have gone."""
+    try:
+        return directory.prepare(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_file(path: str, fd: int) -> bool:

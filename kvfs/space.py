@@ -111,5 +111,8 @@ class Space:
 
     def end_trash(self, index: int, size_bytes: int, *, is_removed: bool = True) -> None:
         self._loads[index].trash_bytes -= size_bytes
+        directory = self._directories[index]
         if not is_removed:
             self._loads[index].stuck_bytes += size_bytes
+        elif directory is not None:
+            directory.note_freed()

@@ -2,15 +2,18 @@
 takes on its disk."""
 
 import errno
+import mmap
 import os
 
 import xxhash
 
 from kvfs.chunk import ChunkHeader, decode_header, header_bytes_needed
-from kvfs.config import PAGE_BYTES
+from kvfs.config import MIB, PAGE_BYTES
 from kvfs.errors import Corrupt
 
-_READ_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 4 * MIB
+_MAPPED_BYTES = 64 * MIB  # at a time
+_POPULATE_READ = 22  # madvise(2), Linux 5.14; Python's mmap module does not name it
 _NOT_IN_KERNEL = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of two disks
 
 
@@ -29,6 +32,22 @@ def digest_file(fd: int) -> bytes:
     while count := os.preadv(fd, [buffer], done_bytes):
         hasher.update(buffer[:count])
         done_bytes += count
+    return hasher.digest()
+
+
+def digest_own_file(fd: int) -> bytes:
+    """As `digest_file`, in half the time, of a file that nobody but this process can shorten
+    meanwhile: its pages are hashed where they lie. May block."""
+    hasher = xxhash.xxh3_128()
+    size_bytes = os.fstat(fd).st_size
+    try:
+        for begin in range(0, size_bytes, _MAPPED_BYTES):
+            length = min(_MAPPED_BYTES, size_bytes - begin)
+            with mmap.mmap(fd, length, prot=mmap.PROT_READ, offset=begin) as piece:
+                piece.madvise(_POPULATE_READ)  # what cannot be read raises here, and kills later
+                hasher.update(piece)
+    except (OSError, ValueError):  # a file system that maps nothing; a page that cannot be read
+        return digest_file(fd)
     return hasher.digest()
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pyfuse3
 import trio
 
-from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES
+from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES, REQUEST_WAIT_US
 from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
 from kvfs.node import Change, Node
@@ -50,6 +50,7 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
     enable_acl = False
+    request_wait_us = REQUEST_WAIT_US  # the stock pyfuse3 does not look at it
 
     def __init__(
         self, node: Node, view: View, *, passthrough: bool = True, symlink: bool = False

@@ -27,13 +27,14 @@ from dataclasses import dataclass
 
 import trio
 
+from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB, THROUGH_ROOM_BYTES_MIN
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.publish import InUse
 from kvfs.stage import Stage
-from kvfs.stored import allocated_bytes, copy_bytes, digest_file
+from kvfs.stored import allocated_bytes, copy_bytes
 from mount.locks import Held
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,9 @@ class ThroughFiles:
         stage = through.stage
         await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
         own_fd = os.dup(stage.fd)
-        digest = await trio.to_thread.run_sync(_digest_and_close, own_fd, abandon_on_cancel=True)
+        digest = await trio.to_thread.run_sync(
+            _prepare_and_close, self._directory(stage), own_fd, abandon_on_cancel=True
+        )
         if through.mark() != before:
             return None
         try:
@@ -159,12 +162,19 @@ class ThroughFiles:
         self._node.space.begin_stage(stage.directory)
         return published
 
+    def _directory(self, stage: Stage) -> BlobDirectory:
+        directory = self._node.directories[stage.directory]
+        assert directory is not None
+        return directory
+
     async def _publish_copy(self, fd: int, size_bytes: int, ino: int, mtime_ns: int) -> Inode:
         copy = self._node.stage(size_bytes)
         try:
             await self._node.reserve(copy, size_bytes)
-            await trio.to_thread.run_sync(_copy_when_written, fd, copy.fd, size_bytes)
-            published = await self._node.publish_stage(copy, ino, mtime_ns)
+            digest = await trio.to_thread.run_sync(
+                _prepare_copy, self._directory(copy), fd, copy.fd, size_bytes
+            )
+            published = await self._node.publish_stage(copy, ino, mtime_ns, digest)
         except BaseException:
             if copy.is_open:
                 self._node.discard(copy)
@@ -239,14 +249,15 @@ def _wait_written(fd: int) -> None:
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
 
-def _copy_when_written(source: int, target: int, size_bytes: int) -> None:
+def _prepare_copy(directory: BlobDirectory, source: int, target: int, size_bytes: int) -> bytes:
     _wait_written(source)
     copy_bytes(source, target, size_bytes)
+    return directory.prepare(target)
 
 
-def _digest_and_close(fd: int) -> bytes:
+def _prepare_and_close(directory: BlobDirectory, fd: int) -> bytes:
     try:
         _wait_written(fd)
-        return digest_file(fd)
+        return directory.prepare(fd)
     finally:
         os.close(fd)

@@ -11,7 +11,7 @@ import pytest
 pyfuse3 = pytest.importorskip("pyfuse3", reason="the mount's package is not installed")
 
 ROOT = Path(__file__).parents[2]
-PATCHES = ("pyfuse3-passthrough.patch", "pyfuse3-noflush.patch")  # in this order
+PATCHES = ("pyfuse3-passthrough.patch", "pyfuse3-noflush.patch", "pyfuse3-wait.patch")  # in order
 PINS = (ROOT / "requirements" / "main.txt").read_text()
 NAMES = {"passthrough_enabled", "get_session_fd"}
 
@@ -53,7 +53,8 @@ def test_what_is_installed_has_all_of_the_patches_or_nothing() -> None:
     assert have == (NAMES if is_patched() else set())
     for name in ("backing_id", "noflush"):
         assert hasattr(pyfuse3.FileInfo(), name) == is_patched()
-    assert hasattr(pyfuse3.Operations, "enable_passthrough") == is_patched()
+    for name in ("enable_passthrough", "request_wait_us"):
+        assert hasattr(pyfuse3.Operations, name) == is_patched()
 
 
 def test_the_patched_one_does_nothing_unless_asked() -> None:
@@ -61,6 +62,7 @@ def test_the_patched_one_does_nothing_unless_asked() -> None:
         pytest.skip("pyfuse3 is the stock one: scripts/setup passthrough builds the other")
     assert pyfuse3.passthrough_enabled is False
     assert pyfuse3.Operations.enable_passthrough is False
+    assert pyfuse3.Operations.request_wait_us == 0
     assert pyfuse3.FileInfo(fh=1).backing_id == 0
     assert pyfuse3.FileInfo(fh=1, backing_id=7).backing_id == 7
     assert not pyfuse3.FileInfo(fh=1).noflush
