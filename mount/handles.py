@@ -32,26 +32,26 @@ served by the kernel is sent back once more. Only a race of a rename, a reader a
 import errno
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import trio
 
 from kvfs.arriving import Arriving
-from kvfs.config import CACHED_DIGESTS_MAX, SETTLED_S
+from kvfs.config import SETTLED_S
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Change, Node
 from mount.content import OpenBytes
 from mount.kernel import DIRECT_WRITES_ARE_SEEN
 from mount.locks import Held
-from mount.numbers import Numbers
+from mount.pages import CachedPages
 from mount.passthrough import BackingIds
 from mount.retries import SentBack
 from mount.stages import Stages, Version
-from mount.states import Access, Opening, State, decide_open, keeps_cache
+from mount.states import Access, Opening, decide_open, keeps_cache
 from mount.through import goes_through
+from mount.versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -105,41 +105,13 @@ class OpenFiles:
         self._expire_pages = expire_pages
         self._is_untold = is_untold
         self._stages = Stages(node)
-        self._versions: dict[int, Version] = {}
+        self.versions = Versions(node, expire_pages)
+        self.numbers = self.versions.numbers
+        self.pages = CachedPages()
         self._handles: dict[int, Handle] = {}
         self._last_fh = 0
-        self._cached: OrderedDict[int, bytes] = OrderedDict()  # number -> digest in the page cache
         self._sent_back = SentBack()
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
-        self.numbers = Numbers(self._versions.__contains__)
-
-    # What stat shows ------------------------------------------------------------------------------
-    def inode(self, number: int) -> tuple[Inode, bool] | None:
-        """An inode as a number shows it, and whether it is changing; None when it is gone."""
-        version = self._versions.get(number)
-        if version is not None and version.frozen is not None:
-            return _with_stage(version.frozen, version), version.stage is not None
-        if not self.numbers.is_current(number):
-            return None
-        inode = self._node.meta.inode(self.numbers.ino(number))
-        if inode is None and version is not None and version.shown is not None:
-            return replace(version.shown, nlink=0), False  # removed by another node
-        return None if inode is None else self.overlay(inode)
-
-    def overlay(self, inode: Inode) -> tuple[Inode, bool]:
-        """An inode with what its stage adds, and whether it is changing."""
-        version = self._versions.get(self.numbers.current(inode.ino))
-        if version is not None and version.through is not None:
-            through = version.through
-            return replace(inode, size_bytes=through.size_bytes, mtime_ns=through.mtime_ns), True
-        if version is None or version.stage is None:
-            return inode, not inode.is_published and inode.is_regular
-        return _with_stage(inode, version), True
-
-    def is_written(self, ino: int) -> bool:
-        """Whether somebody has a file open for writing."""
-        version = self._versions.get(self.numbers.current(ino))
-        return version is not None and version.writers > 0
 
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:
@@ -148,11 +120,11 @@ class OpenFiles:
         access = access_of(flags)
         is_writer = access is not Access.READ
         version, opening = self._decide(number, access, thread)
-        self._enter(version, is_writer)
+        self.versions.enter(version, is_writer)
         # At once: the last other open of it may end while this one waits.
         backing_id = self.backing.enter(number, None) if version.through is not None else None
         try:
-            keep = keeps_cache(opening, is_same_digest=self._is_cached(version))
+            keep = keeps_cache(opening, is_same_digest=self.pages.are_of(version))
             if opening is Opening.EMPTY:
                 async with Held(version.lock):
                     await self._stages.truncate(version, 0)
@@ -171,7 +143,7 @@ class OpenFiles:
         if backing_id is None:
             backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
-            self._note_pages(version)
+            self.pages.note_opened(version)
         is_direct = is_writer and not backing_id and writes_direct(flags, is_root=is_root)
         fh = self._add(version, is_writer, is_direct)
         return Opened(fh, keep, is_writer, is_direct, backing_id)
@@ -226,7 +198,7 @@ class OpenFiles:
         version = Version(inode.ino, inode.ino, shown=inode)
         self._stages.adopt(version, stage, 0)
         version.is_dirty = True
-        self._enter(version, is_writer=True)
+        self.versions.enter(version, is_writer=True)
         backing_id = self._back_new(version, flags)
         is_direct = not backing_id and writes_direct(flags, is_root=is_root)
         fh = self._add(version, is_writer=True, is_direct=is_direct)
@@ -237,9 +209,9 @@ class OpenFiles:
         ino = self.numbers.ino(number)
         repeated_for = self._sent_back.take(thread)
         is_repeated = repeated_for == ino
-        version = self._versions.get(number)
+        version = self.versions.get(number)
         if version is not None:
-            self._follow(version)
+            self.versions.follow(version)
         is_shared = self._node.neighbours is not None
         is_untold = is_shared and not is_repeated and self._is_untold(number)
         is_open = version is not None
@@ -261,68 +233,15 @@ class OpenFiles:
         if is_writer and is_read_only and self.backing.is_passthrough(number):
             opening = Opening.MOVE
         if opening is Opening.MOVE:  # at once also where it is untold: it is sent back only once
-            self._move(version)
+            self.versions.move(version)
         if is_untold or opening in (Opening.MOVE, Opening.STALE):
             raise self._send_back(thread, ino)
         return version, opening
-
-    def _move(self, version: Version) -> None:
-        """Give the file a new version, which its names show from now on."""
-        inode = self._node.meta.inode(version.ino)
-        if version.shown is not None and (inode is None or inode.digest != version.digest):
-            inode = version.shown  # another node has removed the file, or given it new bytes
-        assert inode is not None, "held by its readers"
-        version.frozen = replace(inode, nlink=0)
-        self.numbers.move(version.ino)
-
-    def note_changed(self, ino: int) -> bool:
-        """Another node has changed a file. Whether who has it open here keeps what it was, under a
-        number that its names show no more."""
-        version = self._versions.get(self.numbers.current(ino))
-        return version is not None and self._follow(version)
-
-    def _follow(self, version: Version) -> bool:
-        """See to it that an open of a file, which another node has changed, shows what there is
-        now; whether who has this version open keeps it as an older one. Who has it open for
-        writing, and has seen nothing of its bytes yet, gets those that are there now."""
-        if self._is_overtaken(version):
-            self._move(version)
-            return True
-        if self._node.neighbours is None or version.state is not State.WRITE:
-            return False
-        inode = self._node.meta.inode(version.ino)
-        if inode is None or inode.nlink == 0 or inode.digest == version.digest:
-            return False
-        version.digest, version.shown = inode.digest, inode
-        self._expire_pages(version.number)
-        return False
-
-    def _is_overtaken(self, version: Version) -> bool:
-        """Whether another node has removed a file, or given it new bytes, that is read here; or
-        its bytes do not come."""
-        is_kept = version.state is State.READ or (
-            version.state is State.WRITE and version.content is not None
-        )
-        if self._node.neighbours is None or not is_kept:
-            return False
-        if version.content is not None and version.content.has_failed:
-            return True
-        inode = self._node.meta.inode(version.ino)
-        return inode is None or inode.digest != version.digest
 
     def _send_back(self, thread: int, ino: int) -> NamespaceError:
         """The error that makes the kernel look again, which is noted."""
         self._sent_back.note(thread, ino)
         return NamespaceError(errno.ESTALE)
-
-    def _enter(self, version: Version, is_writer: bool) -> None:
-        self._versions[version.number] = version
-        if is_writer:
-            version.writers += 1
-        else:
-            version.readers += 1
-        version.is_mixed |= version.readers > 0 and version.writers > 0
-        self._node.hold(version.ino)
 
     def _leave(self, version: Version, is_writer: bool) -> None:
         if is_writer:
@@ -337,14 +256,13 @@ class OpenFiles:
 
     def _end(self, version: Version) -> None:
         """Nobody has the version open any more."""
-        del self._versions[version.number]
+        self.versions.end(version)
         if version.stage is not None:
-            self._cached.pop(version.number, None)
-            others = any(other.ino == version.ino for other in self._versions.values())
-            self._stages.drop(version, is_only=not others)
+            self.pages.forget(version.number)
+            self._stages.drop(version, is_only=not self.versions.has_other(version.ino))
         elif version.content is not None:
             if version.was_arriving and not version.is_mixed:
-                self._note_pages(version)
+                self.pages.note_opened(version)
             version.content.retire()
         version.content = None
         self.numbers.settle(version.ino)
@@ -384,26 +302,6 @@ class OpenFiles:
                 raise  # no node of the cluster has its bytes
             raise NamespaceError(errno.ESTALE) from error
 
-    def _is_cached(self, version: Version) -> bool:
-        return self._cached.get(version.number) == version.digest
-
-    def note_forgotten(self, number: int) -> None:
-        """The kernel has dropped an inode, and with it the pages that it had."""
-        self._cached.pop(number, None)
-
-    def _note_pages(self, version: Version) -> None:
-        """The kernel has pages of a version, of which those of a fetch count when it has ended."""
-        if version.content is not None and version.content.is_whole:
-            self._note_cached(version)
-        else:
-            self._cached.pop(version.number, None)
-
-    def _note_cached(self, version: Version) -> None:
-        self._cached[version.number] = version.digest
-        self._cached.move_to_end(version.number)
-        while len(self._cached) > CACHED_DIGESTS_MAX:
-            self._cached.popitem(last=False)
-
     # Bytes ----------------------------------------------------------------------------------------
     async def read(self, fh: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """Bytes of a handle's version, fewer than asked for only at its end."""
@@ -434,7 +332,7 @@ class OpenFiles:
             return
         access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
         version, _ = self._decide(number, access, thread)
-        self._enter(version, is_writer=True)
+        self.versions.enter(version, is_writer=True)
         is_backed = version.through is not None  # so that it stays what it is until the end of this
         if is_backed:
             self.backing.enter(number, None)
@@ -450,7 +348,7 @@ class OpenFiles:
 
     def set_mtime(self, number: int, mtime_ns: int) -> None:
         """A time that a person set stays until the next write, published or not."""
-        version = self._versions.get(number)
+        version = self.versions.get(number)
         if version is not None and version.through is not None:
             version.through.set_mtime = mtime_ns, version.through.mark()
         elif version is not None and version.stage is not None:
@@ -497,9 +395,9 @@ class OpenFiles:
                 version.frozen = replace(version.shown, nlink=0)
                 self._node.tell(Change(0, None, version.ino))
             if version.is_mixed or version.through is not None:
-                self._cached.pop(version.number, None)
+                self.pages.forget(version.number)
             else:
-                self._note_cached(version)
+                self.pages.note(version)
 
     async def watch(self) -> None:
         """Reserve room for files that the kernel writes, for ever."""
@@ -524,10 +422,3 @@ class OpenFiles:
             self._leave(handle.version, handle.is_writer)
         self._handles.clear()
         self.backing.close()
-
-
-def _with_stage(inode: Inode, version: Version) -> Inode:
-    """An inode with what a version's stage adds."""
-    if version.stage is None:
-        return inode
-    return replace(inode, size_bytes=version.size_bytes, mtime_ns=version.mtime_ns)

@@ -41,7 +41,7 @@ class Links:
             and inode.is_regular
             and inode.is_published
             and self._files.numbers.current(inode.ino) == inode.ino  # no other version is there
-            and not self._files.is_written(inode.ino)
+            and not self._files.versions.is_written(inode.ino)
         )
 
     def find(self, number: int) -> Inode | None:

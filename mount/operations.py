@@ -1,5 +1,5 @@
-"""Kernel requests to calls of the node. States are in `mount.handles`, `.kvfs` is in `mount.view`,
-files that show as links are in `mount.links`.
+"""Kernel requests to calls of the node. Open files are in `mount.handles`, `.kvfs` is in
+`mount.view`, files that show as links are in `mount.links`.
 
 The requests of one mount run as tasks of one trio thread. Those on names await nothing, so each is
 atomic.
@@ -85,7 +85,7 @@ class Operations(pyfuse3.Operations):
         """A file was changed other than through the mount. Who has it open keeps its bytes, and its
         names are looked up again."""
         try:
-            if change.ino and self.files.note_changed(change.ino):
+            if change.ino and self.files.versions.note_changed(change.ino):
                 for parent, name in self._node.meta.names_of(change.ino):
                     self.freshness.expire_name(parent, name)
         except (NamespaceError, Unavailable):
@@ -131,7 +131,7 @@ class Operations(pyfuse3.Operations):
             if not self.links.is_on and self._node.neighbours is None:
                 self.lingering.drop(self.files.numbers.ino(number))
             self.files.numbers.forget(number, lookups)
-            self.files.note_forgotten(number)
+            self.files.pages.forget(number)
 
     @request
     async def mknod(
@@ -311,7 +311,7 @@ class Operations(pyfuse3.Operations):
         file = self.links.find(number)
         if file is not None:
             return file, True
-        found = self.files.inode(number)
+        found = self.files.versions.inode(number)
         if found is not None:
             return found
         removed = self._removed.find(number)
@@ -336,7 +336,7 @@ class Operations(pyfuse3.Operations):
         """What a name shows of an inode."""
         if as_link:
             return self.links.attributes(inode)
-        shown, is_changing = self.files.overlay(inode)
+        shown, is_changing = self.files.versions.overlay(inode)
         number = self.files.numbers.current(inode.ino)
         entry = attributes(shown, number, is_changing=is_changing)
         if self.links.is_on and inode.is_regular:
