@@ -177,7 +177,7 @@ def init(directory: Path, out: IO[str]) -> int:
 
 def _restore(directory: Path) -> None:
     from kvfs.roster import home_of, restore_mark
-    from kvfs.shell.doctor import check_node
+    from kvfs.shell.doctor.node import check_node
 
     check_directory(directory)
     home = home_of(directory)
@@ -234,7 +234,8 @@ def print_lmcache_config(
 def doctor(store: Path | None, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
     """`kvfs doctor`, of one store or of all that are mounted: exit code 1 when something does not
     work."""
-    from kvfs.shell.doctor import Level, examine, stores_to_examine
+    from kvfs.shell.doctor.examine import examine, stores_to_examine
+    from kvfs.shell.doctor.finding import Level
     from kvfs.shell.render import write_json
 
     has_failed = False

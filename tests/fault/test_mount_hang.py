@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.shell.doctor import Level, check_mounts
+from kvfs.shell.doctor.finding import Level
+from kvfs.shell.doctor.mounts import check_mounts
 from kvfs.shell.locate import Mounted
 from mount.point import find_mount
 from tests.conftest import StartMount

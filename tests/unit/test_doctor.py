@@ -10,8 +10,15 @@ import pytest
 from kvfs.address import node_address
 from kvfs.belonging import Belonging, write_belonging
 from kvfs.home import file_system_of
-from kvfs.shell import doctor
-from kvfs.shell.doctor import Level
+from kvfs.shell.doctor.cluster import check_cluster
+from kvfs.shell.doctor.disk import check_file_system
+from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.fuse import check_fuse_device, check_fusermount, has_sys_admin
+from kvfs.shell.doctor.machine import check_kernel, check_open_files, check_page_size
+from kvfs.shell.doctor.mounts import check_mounts
+from kvfs.shell.doctor.node import check_node
+from kvfs.shell.doctor.software import installed_version, parse_version
+from kvfs.shell.doctor.store import check_staging, check_store
 from kvfs.shell.locate import Mounted
 
 
@@ -27,26 +34,26 @@ from kvfs.shell.locate import Mounted
     ],
 )
 def test_kernel(release: str, level: Level) -> None:
-    assert doctor.check_kernel(release).level is level
+    assert check_kernel(release).level is level
 
 
 def test_every_warning_says_what_to_do(tmp_path: Path) -> None:
     findings = [
-        doctor.check_kernel("5.4"),
-        doctor.check_page_size(65_536),
-        doctor.check_fuse_device(tmp_path / "fuse"),
-        doctor.check_fusermount(None, is_root=False),
-        doctor.check_open_files((256, 256)),
-        doctor.check_file_system("nfs4"),
-        *doctor.check_store(tmp_path / "absent"),
+        check_kernel("5.4"),
+        check_page_size(65_536),
+        check_fuse_device(tmp_path / "fuse"),
+        check_fusermount(None, is_root=False),
+        check_open_files((256, 256)),
+        check_file_system("nfs4"),
+        *check_store(tmp_path / "absent"),
     ]
     assert all(finding.level is not Level.OK and finding.advice for finding in findings)
 
 
 def test_fusermount_is_for_people_who_are_not_root() -> None:
-    assert doctor.check_fusermount(None, is_root=True).level is Level.OK
-    assert doctor.check_fusermount(None, is_root=False).level is Level.FAIL
-    assert doctor.check_fusermount("/bin/fusermount3", is_root=False).level is Level.OK
+    assert check_fusermount(None, is_root=True).level is Level.OK
+    assert check_fusermount(None, is_root=False).level is Level.FAIL
+    assert check_fusermount("/bin/fusermount3", is_root=False).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -54,16 +61,16 @@ def test_fusermount_is_for_people_who_are_not_root() -> None:
     [(-1, Level.OK), (1_048_576, Level.OK), (4096, Level.WARN), (512, Level.FAIL)],
 )
 def test_open_files(hard: int, level: Level) -> None:
-    assert doctor.check_open_files((hard, hard)).level is level
+    assert check_open_files((hard, hard)).level is level
 
 
 def test_capability(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tx\nCapEff:\t0000000000200000\n")
-    assert doctor.has_sys_admin(status)
+    assert has_sys_admin(status)
     status.write_text("CapEff:\t00000000000fffff\n")
-    assert not doctor.has_sys_admin(status)
-    assert not doctor.has_sys_admin(tmp_path / "absent")
+    assert not has_sys_admin(status)
+    assert not has_sys_admin(tmp_path / "absent")
 
 
 def test_file_system_is_the_last_mounted_on_the_device(tmp_path: Path) -> None:
@@ -83,12 +90,12 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def levels(findings: Iterator[doctor.Finding]) -> dict[str, Level]:
+def levels(findings: Iterator[Finding]) -> dict[str, Level]:
     return {finding.check: finding.level for finding in findings}
 
 
 def test_a_stopped_store_is_fine(store: Path) -> None:
-    found = levels(doctor.check_store(store))
+    found = levels(check_store(store))
     assert found["store"] is found["writing"] is found["node"] is found["staging"] is Level.OK
     assert sorted(item.name for item in store.iterdir()) == ["staging", "store.json"]
 
@@ -98,21 +105,21 @@ def test_a_stopped_store_is_fine(store: Path) -> None:
     [("kvfs.toml", "max_byte = 1"), ("part.json", '{"store": "/other", "id": "a"}')],
 )
 def test_a_store_that_cannot_start_is_told(store: Path, file: str, text: str) -> None:
-    assert levels(doctor.check_store(store))["settings"] is Level.OK
+    assert levels(check_store(store))["settings"] is Level.OK
     (store / file).write_text(text)
-    assert levels(doctor.check_store(store))["settings"] is Level.FAIL
+    assert levels(check_store(store))["settings"] is Level.FAIL
 
 
 def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
     (store / "staging" / "a.b.1").touch()
-    assert levels(doctor.check_store(store))["staging"] is Level.WARN
-    assert doctor.check_staging(store, is_running=True).level is Level.OK
+    assert levels(check_store(store))["staging"] is Level.WARN
+    assert check_staging(store, is_running=True).level is Level.OK
 
 
 def test_a_socket_that_nobody_listens_on_is_left_over(store: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(store / "node.sock"))
-    is_running, finding = doctor.check_node(store)
+    is_running, finding = check_node(store)
     assert (is_running, finding.level) == (False, Level.OK)
     assert "left over" in finding.found
 
@@ -121,7 +128,7 @@ def test_a_listening_socket_is_a_running_node(store: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(store / "node.sock"))
         listener.listen()
-        is_running, finding = doctor.check_node(store)
+        is_running, finding = check_node(store)
     assert (is_running, finding.level) == (True, Level.OK)
 
 
@@ -131,39 +138,39 @@ def test_a_node_is_reached_however_long_the_path_of_its_store_is(store: Path) ->
     with socket.socket(socket.AF_UNIX) as listener, node_address(deep) as address:
         listener.bind(address)
         listener.listen()
-        is_running, finding = doctor.check_node(deep)
+        is_running, finding = check_node(deep)
     assert (is_running, finding.level) == (True, Level.OK)
 
 
 def test_a_file_in_the_sockets_place_is_a_failure(store: Path) -> None:
     (store / "node.sock").touch()
-    assert doctor.check_node(store)[1].level is Level.FAIL
+    assert check_node(store)[1].level is Level.FAIL
 
 
 def test_a_mount_that_answers_is_fine_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
     mounts = [Mounted(tmp_path, Path("/s")), Mounted(tmp_path / "absent", Path("/s"))]
-    found = list(doctor.check_mounts(lambda: mounts))
+    found = list(check_mounts(lambda: mounts))
     assert [item.level for item in found] == [Level.OK, Level.WARN]
 
 
 def test_versions() -> None:
-    assert doctor.parse_version("3.17.2") == (3, 17, 2)
-    assert doctor.parse_version("3.17.x") == (3, 17)
-    assert doctor.parse_version("") == ()
-    assert doctor.installed_version("no-such-distribution-anywhere") is None
+    assert parse_version("3.17.2") == (3, 17, 2)
+    assert parse_version("3.17.x") == (3, 17)
+    assert parse_version("") == ()
+    assert installed_version("no-such-distribution-anywhere") is None
 
 
 def test_a_store_of_a_cluster_says_whether_its_next_start_finds_it(tmp_path: Path) -> None:
     store = tmp_path / "store"
     (store / "meta").mkdir(parents=True)
-    assert list(doctor.check_cluster(store)) == []
+    assert list(check_cluster(store)) == []
     write_belonging(store, Belonging("one", "redis://host:6379", bytes(16)))
-    (finding,) = doctor.check_cluster(store)
+    (finding,) = check_cluster(store)
     assert finding.level is Level.WARN
     assert "--join redis://host:6379" in finding.advice
     for name, level in (("one", Level.OK), ("two", Level.WARN)):
         own = f'[cluster]\nmetadata = "redis://host:6379"\nname = "{name}"\n'
         (store / "kvfs.toml").write_text(own)
-        assert [found.level for found in doctor.check_cluster(store)] == [level]
+        assert [found.level for found in check_cluster(store)] == [level]
     (store / "meta" / "cluster").write_text("{}")
-    assert [found.level for found in doctor.check_cluster(store)] == [Level.FAIL]
+    assert [found.level for found in check_cluster(store)] == [Level.FAIL]

@@ -55,7 +55,9 @@ IMPURE = {
 PURE_OS = {"fsdecode", "fsencode", "fspath", "strerror"}
 
 # The command composes everything, but only when it runs: inside functions.
-COMPOSERS = {"kvfs.cli", "kvfs.shell.operate", "kvfs.shell.doctor"}
+COMPOSERS = {
+    "kvfs.cli", "kvfs.shell.operate", "kvfs.shell.doctor.fuse", "kvfs.shell.doctor.mounts",
+}  # fmt: skip
 
 # Packages with one home.
 HOMES = {
@@ -69,7 +71,9 @@ HOMES = {
     "rich": ("kvfs",),
 }
 
-HEADS = ("kvfs", "kvfs.meta", "kvfs.peers", "kvfs.shell", "mount", "gpu_bridge")  # of packages
+HEADS = (
+    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.shell", "kvfs.shell.doctor", "mount", "gpu_bridge",
+)  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
     "gpu_bridge",
@@ -210,7 +214,7 @@ def test_package_heads_import_nothing(package: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(HOMES))
 def test_packages_with_one_home(package: str) -> None:
-    homes = (*HOMES[package], "kvfs.shell.doctor")  # which looks whether they are installed
+    homes = (*HOMES[package], "kvfs.shell.doctor.fuse")  # which looks which libfuse is loaded
     wrong = [a for a in ARROWS if a.package == package and not is_in(a.source, homes)]
     assert not wrong, show(wrong)
 

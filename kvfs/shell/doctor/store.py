@@ -1,0 +1,76 @@
+"""A store: whether its directory is one, what stands in it, and what is left in it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvfs.errors import InvalidInput
+from kvfs.home import (
+    STORE_MARK,
+    file_system_of,
+    has_lost_mark,
+    is_store,
+    load_config_of_store,
+    refuse_part,
+)
+from kvfs.shell.doctor.cluster import check_cluster
+from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
+from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.node import check_node
+
+
+def check_store(store: Path) -> Iterator[Finding]:
+    """The store's directory: there, writable, fast, with room; and its node."""
+    try:
+        exists, is_ours, has_lost = store.exists(), is_store(store), has_lost_mark(store)
+    except OSError as error:
+        advice = "run as the store's owner, or name another with --store"
+        yield Finding("store", Level.FAIL, f"{store}: {error.strerror}", advice)
+        return
+    if not exists:
+        advice = f"`kvfs mount MOUNTPOINT --store {store}` makes it, or `kvfs init {store}`"
+        yield Finding("store", Level.WARN, f"{store} does not exist yet", advice)
+        return
+    if has_lost:
+        advice = f"`kvfs init {store}` makes it again and keeps what is stored"
+        yield Finding("store", Level.FAIL, f"{store} has lost its {STORE_MARK}", advice)
+        return
+    if not is_ours:
+        advice = f"name a store with --store, or make one with `kvfs init {store}`"
+        yield Finding("store", Level.WARN, f"{store} is no store", advice)
+        return
+    if not os.access(store, os.R_OK | os.W_OK | os.X_OK):
+        advice = "run as the store's owner, or give yourself rights to it"
+        yield Finding("store", Level.FAIL, f"{store} is not writable", advice)
+        return
+    yield Finding("store", Level.OK, str(store))
+    yield check_configuration(store)
+    yield from check_cluster(store)
+    yield check_file_system(file_system_of(store))
+    yield check_room(store)
+    yield from check_scratch_file(store)
+    is_running, finding = check_node(store)
+    yield finding
+    yield check_staging(store, is_running)
+
+
+def check_configuration(store: Path) -> Finding:
+    """Whether a node could start with what the store says of itself."""
+    try:
+        load_config_of_store([store])
+        refuse_part(store)
+    except InvalidInput as error:
+        return Finding("settings", Level.FAIL, str(error), "no node starts before this is mended")
+    return Finding("settings", Level.OK, "can be followed")
+
+
+def check_staging(store: Path, is_running: bool) -> Finding:
+    """Files that writers left; those of a running node may be on their way."""
+    try:
+        count = sum(1 for _ in os.scandir(store / "staging"))
+    except OSError:
+        count = 0
+    if count == 0 or is_running:
+        return Finding("staging", Level.OK, f"{count} files" if count else "empty")
+    advice = "`kvfs gc` removes what a node that died left, and names what it does not know"
+    return Finding("staging", Level.WARN, f"{count} names that no node is writing", advice)
