@@ -18,7 +18,8 @@ from kvfs.address import SOCKET_NAME, node_address
 from kvfs.config import CLIENTS_MAX
 from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
 from kvfs.node import Node
-from kvfs.requests import Session, answer
+from kvfs.requests.answer import answer
+from kvfs.requests.session import Session
 from kvfs.wire import (
     FrameDecoder,
     Reply,

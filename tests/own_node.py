@@ -10,7 +10,8 @@ from kvfs.digest import digest_of
 from kvfs.meta.contract import Inode
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from kvfs.node import Node
-from kvfs.requests import Session, answer
+from kvfs.requests.answer import answer
+from kvfs.requests.session import Session
 from kvfs.stage import Content, Stage
 from kvfs.wire import Request
 

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
-from kvfs import blob_files, checks, chunk_files, requests
+from kvfs import blob_files, checks, chunk_files
 from kvfs.chunk import ChunkHeader
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt
 from kvfs.meta.contract import ROOT_INO
 from kvfs.names import chunk_key
 from kvfs.node import Node
+from kvfs.requests import listing
 from tests.own_node import (
     ask,
     blob_path,
@@ -130,7 +131,7 @@ async def test_paths_of_equal_bytes_come_in_pages(
     paths = [b"d/%03d" % number for number in range(300)]
     for path in paths:
         store(node, path, b"same")
-    monkeypatch.setattr(requests, "FRAME_BYTES_MAX", 4 * 300)  # of paths, 60 fill it
+    monkeypatch.setattr(listing, "FRAME_BYTES_MAX", 4 * 300)  # of paths, 60 fill it
     found: list[bytes] = []
     after: list[object] = [0, 0, b""]
     while page := await ask(node, "paths_of", digest_of(b"same"), *after, 100):

@@ -72,7 +72,8 @@ HOMES = {
 }
 
 HEADS = (
-    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.shell", "kvfs.shell.doctor", "mount", "gpu_bridge",
+    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.requests", "kvfs.shell", "kvfs.shell.doctor",
+    "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",

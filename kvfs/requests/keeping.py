@@ -1,0 +1,82 @@
+"""What a person has done to files and to the store: pinned, evicted, verified, cleaned, rebuilt."""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from kvfs.arguments import checked_paths
+from kvfs.errors import Corrupt
+from kvfs.node import Node
+from kvfs.requests.session import Operations, Session
+from kvfs.requests.turns import in_turns
+from kvfs.upkeep import collect_garbage, rebuild
+
+# How many items are worked on before everyone else has a turn: a few milliseconds' worth.
+_PINNED_AT_ONCE = 32
+_EVICTED_AT_ONCE = 16
+
+
+async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    meta = session.node.meta
+    pinned = 0
+    async for part in in_turns(checked_paths(arguments[0]), _PINNED_AT_ONCE):
+        for inode in meta.resolve(part):
+            if inode is not None and inode.is_regular:
+                meta.set_pinned(inode.ino, arguments[1])
+                pinned += 1
+    return pinned
+
+
+async def _evict(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    evicted = 0
+    async for part in in_turns(checked_paths(arguments[0]), _EVICTED_AT_ONCE):
+        inos = {
+            inode.ino
+            for inode in session.node.meta.resolve(part)
+            if inode is not None and inode.is_published and not inode.pinned
+        }
+        session.node.drop_files(list(inos))
+        evicted += len(inos)
+    return evicted
+
+
+async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return [await _verify_one(session.node, path) for path in checked_paths(arguments[0])]
+
+
+async def _verify_one(node: Node, path: bytes) -> bool | str | None:
+    """A text says why a file cannot be read, which says nothing of its bytes."""
+    inode = node.meta.resolve([path])[0]  # one by one: it may go while others are read
+    if inode is None or not inode.is_published:
+        return None
+    if node.directory_of(inode.digest) is None:
+        return None if node.neighbours is not None else "its directory is not there"
+    try:
+        fd = node.open_unchecked(inode)
+        if fd is None:
+            return False
+        os.close(fd)
+        await node.check_content(inode.digest, again=True)
+    except Corrupt:
+        return False
+    except OSError as error:
+        node.note_unreadable(inode.digest, error)
+        return error.strerror or "cannot be read"
+    return True
+
+
+async def _gc(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return asdict(await collect_garbage(session.node))
+
+
+async def _rebuild(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return await rebuild(session.node)
+
+
+OPERATIONS: Operations = {
+    "set_pinned": ((list, bool), _set_pinned),
+    "evict": ((list,), _evict),
+    "verify": ((list,), _verify),
+    "gc": ((), _gc),
+    "rebuild": ((), _rebuild),
+}

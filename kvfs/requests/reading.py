@@ -1,0 +1,105 @@
+"""What an engine asks before and while it reads: which files are there, their descriptors, and that
+they were used, or found corrupt."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvfs.arguments import checked_digest, checked_path, checked_paths
+from kvfs.config import BATCH_ITEMS_MAX, DESCRIPTORS_PER_MESSAGE_MAX
+from kvfs.errors import Corrupt, InvalidInput
+from kvfs.meta.contract import Inode
+from kvfs.node import Node, Referral
+from kvfs.requests.session import Operations, Session
+from kvfs.requests.turns import in_turns
+from kvfs.wire import unpack_chunk_keys
+
+_TOUCHED_AT_ONCE = 256  # before everyone else has a turn: a few milliseconds' worth
+
+
+async def _sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return _counted(session.node, session.node.meta.sizes(checked_paths(arguments[0])))
+
+
+async def _chunk_sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    namespace, *fields = arguments
+    checked_path(namespace)
+    keys = unpack_chunk_keys(fields)
+    hashes = len(keys.hashes) // keys.hash_bytes  # that many, also without parts to make keys of
+    if max(len(keys), hashes) > BATCH_ITEMS_MAX:
+        raise InvalidInput("keys", f"are {len(keys)}; ask for at most {BATCH_ITEMS_MAX} at a time")
+    return _counted(session.node, session.node.meta.chunk_sizes(namespace, keys))
+
+
+def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
+    node.counters.lookups += len(sizes)
+    node.counters.lookup_hits += len(sizes) - sizes.count(None)
+    return sizes
+
+
+async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    paths, is_use = arguments
+    found = session.node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
+    return await _open_found(session.node, found, {}, descriptors, is_use=is_use)
+
+
+async def _open_nearest(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node = session.node
+    found = node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX))
+    referrals = await node.refer(inode for inode in found if inode is not None)
+    return await _open_found(node, found, referrals, descriptors, is_use=True)
+
+
+async def _open_found(
+    node: Node,
+    found: Sequence[Inode | None],
+    referrals: Mapping[bytes, Referral],
+    descriptors: list[int],
+    *,
+    is_use: bool,
+) -> list[list[Any] | None]:
+    """Size and digest of each published file, and of those that are referred to another node where
+    and by which ticket; the others come here and get a descriptor."""
+    opened: list[list[Any] | None] = []
+    used = []
+    await node.bring(i for i in found if i is not None and i.digest not in referrals)
+    for inode in found:
+        if inode is None or not inode.is_published:
+            opened.append(None)
+        elif (referral := referrals.get(inode.digest)) is not None:
+            opened.append([inode.size_bytes, inode.digest, referral.address, referral.ticket])
+        elif (fd := node.open_inode(inode)) is not None:
+            descriptors.append(fd)
+            used.append(inode.ino)
+            opened.append([inode.size_bytes, inode.digest])
+        else:
+            opened.append(None)
+    if is_use:
+        node.touch(used)
+    return opened
+
+
+async def _report_corrupt(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    digest = checked_digest(arguments[0])
+    try:
+        await session.node.check_content(digest, again=True)
+    except Corrupt:
+        return True
+    return False
+
+
+async def _touch(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    # The last first, so that the first of all is the most recent.
+    async for part in in_turns(checked_paths(arguments[0])[::-1], _TOUCHED_AT_ONCE):
+        found = session.node.meta.resolve(part[::-1])
+        session.node.touch([inode.ino for inode in found if inode is not None])
+    return None
+
+
+OPERATIONS: Operations = {
+    "sizes": ((list,), _sizes),
+    "chunk_sizes": ((bytes, bytes, int, list), _chunk_sizes),
+    "open": ((list, bool), _open),
+    "open_nearest": ((list,), _open_nearest),
+    "report_corrupt": ((bytes,), _report_corrupt),
+    "touch": ((list,), _touch),
+}
