@@ -216,13 +216,13 @@ class ChunkKeys:
 
     def file_names(self) -> list[bytes]:
         """What the files are called; their directory is the first two characters of that."""
-        digits, width = self.hashes.hex().encode(), 2 * self.hash_bytes
+        if not self.hashes:
+            return []
+        hashes = self.hashes.hex("/", self.hash_bytes).encode()
         tails = [b"-g%d-s%d.safetensors" % part for part in self.parts]
-        return [
-            digits[start : start + width] + tail
-            for start in range(0, len(digits), width)
-            for tail in tails
-        ]
+        if len(tails) == 1:  # most often, and engines wait: no step for each of them
+            return (hashes.replace(b"/", tails[0] + b"/") + tails[0]).split(b"/")
+        return [name + tail for name in hashes.split(b"/") for tail in tails]
 
 
 def parse_chunk_path(path: bytes) -> tuple[bytes, str] | None:

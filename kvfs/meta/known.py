@@ -5,10 +5,12 @@ older than the last entry of the feed that was heard.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
+from kvfs.meta.bulk import by_directory
 from kvfs.meta.records import NO_DIRENT
 from kvfs.meta.shared import (
     FIRST_PAGE_MEMBERS,
@@ -17,22 +19,27 @@ from kvfs.meta.shared import (
     Page,
     Record,
     SharedTable,
-    Source,
 )
 
 _Group = tuple[SharedTable, bytes]
 
 
-class PageSource(Source, Protocol):
-    """A source that is asked for many pages at once."""
+class ServerSource(Protocol):
+    """As `Source`, and as a server is asked for many at once."""
+
+    def values(self, wanted: Sequence[Record]) -> list[bytes | None]: ...
+
+    def members(self, page: Page) -> tuple[bytes, ...]: ...
+
+    def dirents(self, groups: Mapping[bytes, Sequence[bytes]]) -> list[bytes]: ...
 
     def pages(self, wanted: Sequence[Page]) -> list[tuple[bytes, ...]]: ...
 
 
 class Known:
-    """`Source` before another one. The oldest records go first."""
+    """`Source` before the server. The oldest records go first."""
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: ServerSource) -> None:
         self._source = source
         self._values: dict[SharedTable, OrderedDict[bytes, bytes | None]] = {
             table: OrderedDict() for table in SharedTable
@@ -53,10 +60,10 @@ class Known:
         known = self._values[SharedTable.DIRENT]
         missing = [key for key in keys if key not in known]
         if missing:
-            missing.sort()
-            found = self._source.dirents(missing)
+            groups = by_directory(missing)
+            found = self._source.dirents(groups)
             values = [None if value == NO_DIRENT else value for value in found]
-            known.update(zip(missing, values, strict=True))
+            known.update(zip(chain.from_iterable(groups.values()), values, strict=True))
         answer = [known[key] or NO_DIRENT for key in keys]
         while len(known) > CLUSTER_RECORDS_CACHED_MAX:
             known.popitem(last=False)

@@ -1,11 +1,13 @@
 """Finding many paths at once in the embedded engine: what engines wait for before each request."""
 
 from collections.abc import Iterable, Sequence
+from operator import add
 
 from kvfs.config import (
     CHUNK_INDEX_STEP,
     CHUNK_INDEX_WAITING_MAX,
     META_DIRECTORIES_CACHED_MAX,
+    META_MODELS_CACHED_MAX,
 )
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
@@ -29,6 +31,8 @@ class Lookups:
         """`files`: about how many there are."""
         # Path of a directory -> where its entries begin; emptied when a directory moves or goes.
         self._directories: dict[bytes, bytes] = {b"": pack_ordered(ROOT_INO)}
+        # Of models, by theirs: the same for the directories of their chunks, by first byte.
+        self._leaves: dict[bytes, dict[int, bytes]] = {}
         self._files = files
         self._index: ChunkIndex | None = None  # made by the first `index_more`
         self._indexed_to: bytes | None = b""  # key of the last entry read; None: all were
@@ -48,6 +52,7 @@ class Lookups:
     def forget_directories(self) -> None:
         """Paths may lead elsewhere."""
         self._directories = {b"": pack_ordered(ROOT_INO)}
+        self._leaves = {}
 
     def index_more(self, view: View) -> bool:
         """Read the next directory entries into the index; False once all are."""
@@ -81,14 +86,18 @@ class Lookups:
     def chunk_sizes(self, view: View, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
         """As `MetaEngine.chunk_sizes`."""
         root = namespace.strip(b"/") + b"/"
-        leaves = self._find_leaves(view, root, set(keys.hashes[:: keys.hash_bytes]))
+        firsts = keys.hashes[:: keys.hash_bytes]
+        leaves = self._find_leaves(view, root, set(firsts))
         if self._index is not None and self._indexed_to is None:
             self._take_waiting()
             numbers = [
                 int.from_bytes(leaves.get(byte, records.NO_DIRECTORY), "big") for byte in _BYTES
             ]
             return self._index.sizes(numbers, keys)
-        entries = [leaves[int(name[:2], 16)] + name for name in keys.file_names()]
+        parts = len(keys.parts)
+        if parts != 1:
+            firsts = bytes(byte for byte in firsts for _ in range(parts))
+        entries = list(map(add, map(leaves.__getitem__, firsts), keys.file_names()))
         fields = records.unpack_dirents(view.dirents(entries))[1::2]
         return [size - 1 if size else None for size in fields]
 
@@ -113,13 +122,25 @@ class Lookups:
     def _find_leaves(self, view: View, root: bytes, firsts: Iterable[int]) -> dict[int, bytes]:
         """Where the entries begin of the directories of a model's chunks, by their keys' first
         byte."""
-        paths = {byte: b"%b%02x" % (root, byte) for byte in firsts}
-        missing = [path for path in paths.values() if path not in self._directories]
-        if missing:
+        known = self._leaves.get(root)
+        if known is None:
+            if len(self._leaves) >= META_MODELS_CACHED_MAX:
+                self._leaves.clear()
+            known = self._leaves[root] = {}
+        missing = [byte for byte in firsts if byte not in known]
+        if not missing:
+            return known
+        paths = {byte: b"%b%02x" % (root, byte) for byte in missing}
+        unread = [path for path in paths.values() if path not in self._directories]
+        if unread:
             above = self._find_directory(view, root[:-1])
-            dirents = view.dirents([above + path[-2:] for path in missing])
+            dirents = view.dirents([above + path[-2:] for path in unread])
             view.read_inodes_ahead(records.unpack_dirents(dirents)[::2])
-        return {byte: self._find_directory(view, path) for byte, path in paths.items()}
+        found = {byte: self._find_directory(view, path) for byte, path in paths.items()}
+        known.update(
+            (byte, prefix) for byte, prefix in found.items() if prefix != records.NO_DIRECTORY
+        )
+        return known | found
 
     def _find_directory(self, view: View, path: bytes) -> bytes:
         """Where the entries of a directory begin; from what is known already, if it can be."""
