@@ -7,7 +7,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install everything that run and test need
-	@scripts/setup main passthrough vllm lmcache cluster
+	@scripts/setup main passthrough vllm lmcache cluster tiers
 
 run: ## mount kvfs, let vLLM answer a prompt from files, show what is cached
 	@scripts/setup main passthrough vllm
@@ -17,7 +17,7 @@ stop: ## unmount what `make run` left mounted
 	@[ ! -x .venv/bin/python ] || .venv/bin/python scripts/demo.py --stop
 
 test: ## run every test, with real mounts, vLLM and LMCache (ARGS="-k name" selects)
-	@scripts/setup main passthrough vllm lmcache cluster
+	@scripts/setup main passthrough vllm lmcache cluster tiers
 	@.venv/bin/python -m pytest $(ARGS)
 
 check: ## format, lint, types, import arrows and the fast tests

@@ -5,6 +5,7 @@ Sizes are integers in bytes or text with a unit ("200GiB", "1.5TB").
 
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum, unique
 from pathlib import Path
 
 from kvfs.errors import InvalidInput
@@ -193,6 +194,21 @@ TIER_FAILED_SHARE_MAX = 0.3
 TIER_PAUSE_S_MIN = 0.5  # until a tier that is down is tried again; twice as long each time
 TIER_PAUSE_S_MAX = 30.0
 
+# Tiers.
+TIERS_MAX = 64
+TIER_NAME_MAX = 64
+TIER_CONCURRENCY_MAX = 1024
+TIER_DEADLINE_S_MAX = 600.0
+TIER_QUESTIONS_MAX = 4  # of each kind other than reads and writes, at the same time
+TIER_STUCK_MAX = 16  # threads that a file system holds; with more, its tier fails at once
+TIER_STALL_S_MIN = 1.0  # whose caller waited less tells nothing of the tier
+TIER_PIECE_BYTES = 8 * MIB  # of a blob on its way into a tier, in memory
+TIER_SHOWN_BYTES = MIB  # copied to a reader's buffer in one go: who leaves may wait so long
+TIER_STAGING_LEFT_S = 3600.0  # a staging file that nobody has written to for so long is nobody's
+OBJECT_LIST_ITEMS = 1000  # names in one answer of an object store
+OBJECT_HEADS_MAX = 16  # objects asked for in one question at the same time
+OBJECT_CONNECT_S = 5.0
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 COUNT_MAX = 1_000_000  # the same
 READ_AHEAD_KIB_MAX = 1024 * 1024
@@ -205,6 +221,7 @@ _UNITS = {
     "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB, "pib": 1024 * 1024 * GIB,
 }  # fmt: skip
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -235,6 +252,18 @@ class Share:
     """A part of a file system's capacity, 0 to 1."""
 
     of_capacity: float
+
+
+def parse_size_or_share(value: object, key: str) -> int | Share:
+    """Bytes as `parse_size` takes them, or a share of a file system ("5%"). Raises
+    `InvalidInput`."""
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is not None and not 0 <= float(match[1]) <= 100:
+        raise InvalidInput(key, f"{value!r} is not between 0% and 100%")
+    limit = parse_size(value, key) if match is None else Share(float(match[1]) / 100)
+    if key.endswith(("max_bytes", "--max-bytes")) and limit in (0, Share(0.0)):
+        raise InvalidInput(key, "0 lets nothing be stored; leave it out to set no limit")
+    return limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +343,53 @@ class ClusterConfig:
     copies: tuple[CopyRule, ...] = ()  # the rule with the longest prefix counts; else one node
 
 
+@unique
+class TierKind(StrEnum):
+    """What a tier is."""
+
+    MEMORY = "memory"  # a directory on tmpfs
+    NVME = "nvme"  # a directory on a local disk
+    SHARED = "shared"  # a directory on a parallel or network file system
+    PEER = "peer"  # another node
+    OBJECT = "object"  # a bucket
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """What is asked of a tier at the same time, how long it may take, and what it costs."""
+
+    reads_max: int
+    writes_max: int
+    read_deadline_s: float  # for the answer to one call, when its caller says nothing shorter
+    write_deadline_s: float
+    cost_per_request: float = 0.0  # in seconds that a job must gain by it
+    cost_per_gib: float = 0.0  # the same, of what is read
+
+
+TIER_LIMITS = {  # what a tier has when nobody says
+    TierKind.MEMORY: TierLimits(4, 2, 2.0, 10.0),
+    TierKind.NVME: TierLimits(8, 2, 10.0, 30.0),
+    TierKind.SHARED: TierLimits(16, 4, 10.0, 60.0),
+    TierKind.PEER: TierLimits(8, 1, 10.0, 10.0),
+    TierKind.OBJECT: TierLimits(32, 4, 10.0, 60.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """One `[[tiers]]` table: a directory (`path`), or a bucket (`url`). Other nodes are found."""
+
+    name: str
+    kind: TierKind
+    limits: TierLimits
+    path: Path | None = None
+    min_free: int | Share = 0  # what must stay free on a directory's file system
+    fsync: bool = False
+    url: str = ""
+    endpoint: str = ""  # of a server other than the provider's own
+    region: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Everything a node is told. The first directory holds metadata, socket and log."""
@@ -324,6 +400,7 @@ class Config:
     socket_mode: int = 0o600
     mount: MountConfig = field(default_factory=MountConfig)
     cluster: ClusterConfig | None = None  # None: a node for itself
+    tiers: tuple[TierConfig, ...] = ()
 
     @property
     def home(self) -> Path:

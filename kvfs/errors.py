@@ -53,6 +53,28 @@ class Unavailable(KvfsError):
     """The other side does not answer: no node, a deadline passed, a store in use already."""
 
 
+class TierTrouble(Unavailable):
+    """A tier failed by a fault of its own: another may have the blob. `tier` is its name."""
+
+    def __init__(self, tier: str, reason: str) -> None:
+        super().__init__(f"tier {tier}: {reason}")
+        self.tier = tier
+        self.reason = reason
+
+
+class TierStalled(TierTrouble):
+    """A tier did not end a call by its deadline."""
+
+
+class TierBusy(Unavailable):
+    """As much is asked of a tier already as its limits admit, and that did not end in time. Says
+    nothing of the tier's health."""
+
+    def __init__(self, tier: str, what: str) -> None:
+        super().__init__(f"tier {tier}: as many {what} as it may have are under way")
+        self.tier = tier
+
+
 class OwnedElsewhere(Unavailable):
     """Another node owns the store: its lock is taken."""
 

@@ -22,12 +22,13 @@ from kvfs.config import (
     DirectoryConfig,
     MountConfig,
     Share,
-    parse_size,
+    parse_size_or_share,
 )
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
 from kvfs.peers.address import parse_address
 from kvfs.replicate import parse_rules
+from kvfs.tier_settings import check_places, parse_tiers
 
 STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
@@ -38,7 +39,6 @@ PARTS = ("blobs", "staging", "quarantine")  # directories that every directory o
 NOT_FOREIGN = frozenset({CONFIG_NAME, LOG_NAME, "lost+found"})  # may lie where a store is made
 
 _CONFIG_BYTES_MAX = 1024 * 1024
-_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 def default_store() -> Path:
@@ -226,6 +226,7 @@ def _parse_of(
 
 _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
+    "tiers",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 _CLUSTER_KEYS = {
@@ -242,8 +243,8 @@ def parse_config(
     _refuse_unknown(table, _TOP_KEYS, "")
     common = DirectoryConfig(
         Path(),
-        _parse_size_or_share(table["max_bytes"], "max_bytes") if "max_bytes" in table else None,
-        _parse_size_or_share(table["min_free"], "min_free") if "min_free" in table else None,
+        parse_size_or_share(table["max_bytes"], "max_bytes") if "max_bytes" in table else None,
+        parse_size_or_share(table["min_free"], "min_free") if "min_free" in table else None,
     )
     directories = [_parse_directory(item, common) for item in _as_list(table.get("store", []))]
     if stores:
@@ -255,12 +256,14 @@ def parse_config(
     if not directories:
         directories = [replace(common, path=default_store())]
     if max_bytes is not None:
-        limit = _parse_size_or_share(max_bytes, "--max-bytes")
+        limit = parse_size_or_share(max_bytes, "--max-bytes")
         directories = [replace(d, max_bytes=limit) for d in directories]
     if len({d.path for d in directories}) != len(directories):
         raise InvalidInput(
             "--store" if stores else "store", "a directory is named twice; name it once"
         )
+    tiers = parse_tiers(table.get("tiers", []))
+    check_places(tiers, [directory.path for directory in directories])
     mount = table.get("mount", {})
     if not isinstance(mount, dict):
         raise InvalidInput("mount", "is no table; write [mount]")
@@ -277,6 +280,7 @@ def parse_config(
             read_ahead_kib=_parse_read_ahead(mount.get("read_ahead_kib", 1024)),
         ),
         cluster=_parse_cluster(table["cluster"]) if "cluster" in table else None,
+        tiers=tiers,
     )
 
 
@@ -397,10 +401,10 @@ def _parse_directory(item: object, common: DirectoryConfig) -> DirectoryConfig:
     _refuse_unknown(item, {"path", "max_bytes", "min_free"}, "store.")
     return DirectoryConfig(
         _absolute(item["path"]),
-        _parse_size_or_share(item["max_bytes"], "store.max_bytes")
+        parse_size_or_share(item["max_bytes"], "store.max_bytes")
         if "max_bytes" in item
         else common.max_bytes,
-        _parse_size_or_share(item["min_free"], "store.min_free")
+        parse_size_or_share(item["min_free"], "store.min_free")
         if "min_free" in item
         else common.min_free,
     )
@@ -433,19 +437,9 @@ def _place_of(key: str) -> str | None:
 
 def parse_limit(value: object, key: str) -> int | Share | None:
     """What `show_limit` wrote. Raises `InvalidInput`."""
-    return None if value is None else _parse_size_or_share(value, key)
+    return None if value is None else parse_size_or_share(value, key)
 
 
 def show_limit(limit: int | Share | None) -> int | str | None:
     """A limit as a file may hold it."""
     return f"{100 * limit.of_capacity:.9f}%" if isinstance(limit, Share) else limit
-
-
-def _parse_size_or_share(value: object, key: str) -> int | Share:
-    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match is not None and not 0 <= float(match[1]) <= 100:
-        raise InvalidInput(key, f"{value!r} is not between 0% and 100%")
-    limit = parse_size(value, key) if match is None else Share(float(match[1]) / 100)
-    if key.endswith(("max_bytes", "--max-bytes")) and limit in (0, Share(0.0)):
-        raise InvalidInput(key, "0 lets nothing be stored; leave it out to set no limit")
-    return limit

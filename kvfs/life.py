@@ -77,6 +77,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(_index_names, node)
             async with _with_neighbours(node, engine, belonging):
                 await nursery.start(serve_clients, node)
+                if config.tiers:
+                    log.warning("nodes of this version do not use [[tiers]] yet")
                 log.info("serving %s", config.home)
                 yield node
                 nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Whole files between descriptors and the caller's memory, by the shortest way.
+"""Files, or ranges of them, between descriptors and the caller's memory, by the shortest way.
 
 Reading goes straight from the disk (O_DIRECT) unless memory has the whole file already, writing
 straight to it: a chunk is read or written once and would only push other pages out. Where a file
@@ -73,16 +73,21 @@ def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -
 
 
 def read_into(
-    fd: int, memory: memoryview, size_bytes: int, tell: Callable[[memoryview], None] | None = None
+    fd: int,
+    memory: memoryview,
+    size_bytes: int,
+    tell: Callable[[memoryview], None] | None = None,
+    at: int = 0,
 ) -> int:
-    """Read `size_bytes` from the start of a file into `memory`; how many there were. `tell` gets
-    each piece as it arrives, in order."""
+    """Read `size_bytes` from a place in a file, usually its start, into `memory`; how many there
+    were. `tell` gets each piece as it arrives, in order."""
     assert len(memory) >= size_bytes
     done = 0
-    if size_bytes >= _DIRECT_BYTES_MIN and not _is_cached(fd, size_bytes) and _set_direct(fd, True):
+    is_large = size_bytes >= _DIRECT_BYTES_MIN and at % PAGE_BYTES == 0
+    if is_large and not _is_cached(fd, at, size_bytes) and _set_direct(fd, True):
         end = min(whole_pages(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
         try:
-            while done < end and (count := _read_piece(fd, memory[:end], done)):
+            while done < end and (count := _read_piece(fd, memory[:end], done, at)):
                 _tell(tell, memory[done : min(done + count, size_bytes)])
                 done += count
                 if count % PAGE_BYTES:
@@ -92,14 +97,14 @@ def read_into(
                 raise
         finally:
             _set_direct(fd, False)
-    while done < size_bytes and (count := _read_piece(fd, memory[:size_bytes], done)):
+    while done < size_bytes and (count := _read_piece(fd, memory[:size_bytes], done, at)):
         _tell(tell, memory[done : done + count])
         done += count
     return min(done, size_bytes)
 
 
-def _read_piece(fd: int, memory: memoryview, begin: int) -> int:
-    return os.preadv(fd, [memory[begin : begin + _PIECE_BYTES]], begin)
+def _read_piece(fd: int, memory: memoryview, begin: int, at: int) -> int:
+    return os.preadv(fd, [memory[begin : begin + _PIECE_BYTES]], at + begin)
 
 
 def _tell(tell: Callable[[memoryview], None] | None, piece: memoryview) -> None:
@@ -107,9 +112,9 @@ def _tell(tell: Callable[[memoryview], None] | None, piece: memoryview) -> None:
         tell(piece)
 
 
-def _is_cached(fd: int, size_bytes: int) -> bool:
-    """Whether the page cache has all of the file; False where the kernel does not tell."""
-    whole = (ctypes.c_uint64 * 2)(0, size_bytes)
+def _is_cached(fd: int, at: int, size_bytes: int) -> bool:
+    """Whether the page cache has all of a range; False where the kernel does not tell."""
+    whole = (ctypes.c_uint64 * 2)(at, size_bytes)
     pages = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
     refused = _syscall(ctypes.c_long(_CACHESTAT), ctypes.c_long(fd), whole, pages, ctypes.c_long(0))
     return not refused and pages[0] >= -(-size_bytes // mmap.PAGESIZE)

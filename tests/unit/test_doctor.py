@@ -19,6 +19,7 @@ from kvfs.shell.doctor.mounts import check_mounts
 from kvfs.shell.doctor.node import check_node
 from kvfs.shell.doctor.software import installed_version, parse_version
 from kvfs.shell.doctor.store import check_staging, check_store
+from kvfs.shell.doctor.tiers import check_tiers
 from kvfs.shell.locate import Mounted
 
 
@@ -174,3 +175,15 @@ def test_a_store_of_a_cluster_says_whether_its_next_start_finds_it(tmp_path: Pat
         assert [found.level for found in check_cluster(store)] == [level]
     (store / "meta" / "cluster").write_text("{}")
     assert [found.level for found in check_cluster(store)] == [Level.FAIL]
+
+
+def test_tiers_in_the_configuration_are_said_to_be_of_no_use_yet(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    assert list(check_tiers(store)) == []
+    own = '[[tiers]]\nname = "scratch"\nkind = "shared"\npath = "/pfs/kvfs"\n'
+    (store / "kvfs.toml").write_text(own)
+    (finding,) = check_tiers(store)
+    assert (finding.level, finding.found) == (Level.WARN, "scratch: nodes do not use tiers yet")
+    (store / "kvfs.toml").write_text("[[tiers]]\n")
+    assert list(check_tiers(store)) == []

@@ -33,6 +33,7 @@ PURE = {
     "kvfs.peers.address",
     "kvfs.peers.fields",
     "kvfs.peers.messages",
+    "kvfs.tiers.counters",
     "mount.states",
     "mount.numbers",
     "mount.directories",
@@ -64,6 +65,7 @@ HOMES = {
     "zmq": ("kvfs.peers",),
     "lmdb": ("kvfs.meta",),
     "redis": ("kvfs.meta",),
+    "obstore": ("kvfs.tiers",),
     "pyfuse3": ("mount",),
     "torch": ("gpu_bridge",),
     "vllm": ("gpu_bridge",),
@@ -73,17 +75,17 @@ HOMES = {
 
 HEADS = (
     "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.requests", "kvfs.shell", "kvfs.shell.doctor",
-    "mount", "gpu_bridge",
+    "kvfs.tiers", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
-    "gpu_bridge",
+    "kvfs.tiers", "gpu_bridge",
 )  # fmt: skip
 
 # What an engine process and every command load first: it must not pull these in, not even through
 # another module of ours.
 LIGHT = ("kvfs.client", "kvfs.cli", "kvfs.shell.configs", "kvfs.chunk")
-HEAVY = {"trio", "lmdb", "torch", "pyfuse3", "zmq", "vllm", "lmcache", "rich", "numpy"}
+HEAVY = {"trio", "lmdb", "torch", "pyfuse3", "zmq", "vllm", "lmcache", "rich", "numpy", "obstore"}
 
 
 @dataclass(frozen=True, slots=True)

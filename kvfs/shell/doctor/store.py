@@ -17,6 +17,7 @@ from kvfs.shell.doctor.cluster import check_cluster
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
 from kvfs.shell.doctor.finding import Finding, Level
 from kvfs.shell.doctor.node import check_node
+from kvfs.shell.doctor.tiers import check_tiers
 
 
 def check_store(store: Path) -> Iterator[Finding]:
@@ -45,6 +46,7 @@ def check_store(store: Path) -> Iterator[Finding]:
         return
     yield Finding("store", Level.OK, str(store))
     yield check_configuration(store)
+    yield from check_tiers(store)
     yield from check_cluster(store)
     yield check_file_system(file_system_of(store))
     yield check_room(store)

@@ -1,0 +1,20 @@
+"""A configuration's tier, opened."""
+
+from kvfs.config import TierConfig, TierKind
+from kvfs.errors import InvalidInput
+from kvfs.tiers.contract import WritableTier
+from kvfs.tiers.directory import DirectoryTier
+
+
+def open_tier(config: TierConfig, node_id: str) -> WritableTier:
+    """Open a tier, for its user to close. `node_id`: of this node, unlike all others'. Raises
+    `InvalidInput` for what cannot be a tier, and `TierTrouble`."""
+    if config.kind is not TierKind.OBJECT:
+        return DirectoryTier(config, node_id)
+    try:
+        from kvfs.tiers.object import ObjectTier  # here: 12 MB that most nodes never need
+    except ImportError as error:
+        raise InvalidInput(
+            f"tier {config.name}", f"needs obstore; pip install 'kvfs[object]' ({error})"
+        ) from error
+    return ObjectTier(config)

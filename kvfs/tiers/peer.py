@@ -1,0 +1,51 @@
+"""Another node as a tier. It cannot be written to: a node that is to have a blob fetches it."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvfs.config import TierKind, TierLimits
+from kvfs.errors import TierStalled, TierTrouble, Unavailable
+from kvfs.peers.gone import PeerStalled
+from kvfs.tiers.contract import Tier, left_s
+
+
+class Peer(Protocol):
+    """What is asked of a node: `kvfs.peers.client.PeerClient` has it."""
+
+    def sizes(self, digests: Sequence[bytes], deadline_s: float) -> list[int | None]: ...
+
+    def read_into(
+        self, digest: bytes, offset: int, buffer: memoryview, deadline_s: float
+    ) -> bool: ...
+
+
+class PeerTier(Tier):
+    """One node, by a client that its owner keeps, and closes."""
+
+    def __init__(self, name: str, limits: TierLimits, peer: Peer) -> None:
+        super().__init__(name, TierKind.PEER, limits)
+        self._peer = peer
+
+    def _read_into(
+        self, digest: bytes, offset_bytes: int, buffer: memoryview, end_s: float
+    ) -> bool:
+        try:
+            return self._peer.read_into(digest, offset_bytes, buffer, left_s(end_s, self.name))
+        except Unavailable as error:
+            raise self._trouble(error, end_s) from error
+
+    def _has(self, digests: Sequence[bytes], end_s: float) -> list[int | None]:
+        try:
+            return self._peer.sizes(digests, left_s(end_s, self.name))
+        except Unavailable as error:
+            raise self._trouble(error, end_s) from error
+
+    def _recheck(self, digest: bytes, end_s: float) -> bool:
+        """The node checks what it has by itself, when it is asked for a blob."""
+        return self._has([digest], end_s)[0] is not None
+
+    def _trouble(self, error: Unavailable, end_s: float) -> TierTrouble:
+        if isinstance(error, PeerStalled) or time.monotonic() >= end_s:
+            return TierStalled(self.name, str(error))
+        return TierTrouble(self.name, str(error))

@@ -1,0 +1,416 @@
+"""A tier's directory that hangs, fills up, is not mounted, or is used by many."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import GIB, MIB, TIER_STUCK_MAX, DirectoryConfig, Share, TierKind, TierLimits
+from kvfs.digest import digest_of
+from kvfs.errors import InvalidInput, OutOfSpace, TierStalled, TierTrouble
+from kvfs.health import HealthState
+from kvfs.tiers import directory as directories
+from kvfs.tiers.directory import TIER_MARK, DirectoryTier
+from tests.mounts import is_mounted
+from tests.processes import wait_until
+from tests.tiers import on_tmpfs, open_directory
+
+ROOT = Path(__file__).parents[2]
+DATA = os.urandom(2 * MIB)
+DIGEST = digest_of(DATA)
+SHORT_S = 0.3
+FEW = TierLimits(reads_max=2, writes_max=2, read_deadline_s=20.0, write_deadline_s=20.0)
+
+
+def put(tier: DirectoryTier, data: bytes = DATA) -> bytes:
+    digest = digest_of(data)
+    tier.put(digest, memoryview(data), len(data))
+    return digest
+
+
+def staged(root: Path) -> list[str]:
+    return os.listdir(root / "staging")
+
+
+def path_of(root: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return root / "blobs" / name[:2] / name[2:4] / name
+
+
+# A file system that hangs -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A shared tier over FUSE, whose server can be stopped."""
+
+    tier: DirectoryTier
+    root: Path  # where its files are seen all the same
+    process: subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    @property
+    def busy(self) -> int:
+        assert self.tier._threads is not None
+        return self.tier._threads.busy
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    root, mountpoint = tmp_path / "root", tmp_path / "mounted"
+    root.mkdir()
+    mountpoint.mkdir()
+    program = ROOT / "tests/hanging_files.py"
+    process = subprocess.Popen([sys.executable, program, root, mountpoint])
+    try:
+        wait_until(lambda: is_mounted(mountpoint))
+        tier = open_directory(mountpoint / "tier", TierKind.SHARED, limits=FEW)
+        put(tier)
+        yield Hanging(tier, root / "tier", process)
+        tier.close()
+    finally:
+        process.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", "-l", mountpoint], check=False, timeout=30)
+        process.kill()
+        process.wait(30)
+
+
+def test_a_hang_costs_a_reader_its_deadline_and_no_byte_of_its_buffer(hanging: Hanging) -> None:
+    buffer = memoryview(bytearray(len(DATA)))
+    assert hanging.tier.read_into(DIGEST, 0, buffer) and buffer == DATA
+    hanging.stop()
+    begin_s = time.monotonic()
+    with pytest.raises(TierStalled, match="may hang"):
+        hanging.tier.read_into(DIGEST, 0, buffer, SHORT_S)
+    assert time.monotonic() - begin_s < 10
+    assert hanging.busy == 1
+    buffer[:] = bytes(len(DATA))  # the caller's again, for something else
+    hanging.go_on()
+    wait_until(lambda: hanging.busy == 0)
+    assert buffer == bytes(len(DATA))
+    assert hanging.tier.read_into(DIGEST, 0, buffer) and buffer == DATA
+    assert (hanging.tier.counters.stalls, hanging.tier.counters.in_flight) == (1, 0)
+
+
+def test_nothing_that_is_asked_of_a_hanging_tier_waits_longer(hanging: Hanging) -> None:
+    other = os.urandom(5000)
+    hanging.stop()
+    calls = (
+        lambda: hanging.tier.has([DIGEST], SHORT_S),
+        lambda: hanging.tier.capacity(SHORT_S),
+        lambda: list(hanging.tier.scan(SHORT_S)),
+        lambda: hanging.tier.put(digest_of(other), memoryview(other), 5000, SHORT_S),
+        lambda: hanging.tier.remove(DIGEST, SHORT_S),
+        lambda: hanging.tier.recheck(DIGEST, SHORT_S),
+        lambda: hanging.tier.purge(SHORT_S),
+    )
+    for call in calls:
+        with pytest.raises(TierStalled):
+            call()
+    hanging.go_on()
+    wait_until(lambda: hanging.busy == 0)
+
+
+def test_the_threads_that_hang_are_few(hanging: Hanging) -> None:
+    hanging.stop()
+    buffers = [memoryview(bytearray(100)) for _ in range(100)]
+    said: list[str] = []
+    for buffer in buffers:
+        with pytest.raises(TierTrouble) as caught:
+            hanging.tier.read_into(DIGEST, 0, buffer, 0.01)
+        said.append(str(caught.value))
+    most = FEW.reads_max + FEW.writes_max + 4 + TIER_STUCK_MAX
+    assert hanging.busy == most
+    assert ["hangs" in text for text in said] == [False] * most + [True] * (100 - most)
+    hanging.go_on()
+    wait_until(lambda: hanging.busy == 0)
+    assert hanging.tier.read_into(DIGEST, 0, buffers[0]) and buffers[0] == DATA[:100]
+
+
+def test_a_silent_tier_is_down_and_comes_back_by_itself(hanging: Hanging) -> None:
+    hanging.stop()
+    with pytest.raises(TierStalled):
+        hanging.tier.has([DIGEST], 1.1)
+    assert hanging.tier.health is HealthState.DOWN
+    with pytest.raises(TierTrouble, match="left alone"):
+        hanging.tier.has([DIGEST], 10)
+    assert hanging.tier.counters.refusals == 1
+    hanging.go_on()
+    wait_until(lambda: hanging.tier.health is HealthState.ON_TRIAL)
+    assert hanging.tier.has([DIGEST]) == [len(DATA)]
+    assert hanging.tier.health is HealthState.UP
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_what_was_being_put_is_right_or_not_there(
+    hanging: Hanging, is_file: bool, tmp_path: Path
+) -> None:
+    data = bytearray(os.urandom(20 * MIB))
+    digest = digest_of(data)
+    source: int | memoryview = memoryview(data)
+    if is_file:
+        (tmp_path / "source").write_bytes(data)
+        source = os.open(tmp_path / "source", os.O_RDONLY)
+    stopping = threading.Timer(0.005, hanging.stop)
+    stopping.start()
+    try:
+        hanging.tier.put(digest, source, len(data), SHORT_S)
+    except TierStalled:
+        pass
+    stopping.join()
+    if isinstance(source, int):
+        os.close(source)
+    data[:] = bytes(len(data))  # the caller's again, for something else
+    hanging.go_on()
+    wait_until(lambda: hanging.busy == 0)
+    if path_of(hanging.root, digest).exists():
+        assert digest_of(path_of(hanging.root, digest).read_bytes()) == digest
+    assert staged(hanging.root) == []
+
+
+# Not the directory that it should be --------------------------------------------------------------
+@pytest.mark.parametrize("kind", [TierKind.NVME, TierKind.SHARED])
+def test_a_file_system_that_is_not_mounted_gives_no_misses(tmp_path: Path, kind: TierKind) -> None:
+    tier = open_directory(tmp_path / "tier", kind)
+    put(tier)
+    (tmp_path / "tier").rename(tmp_path / "elsewhere")
+    (tmp_path / "tier").mkdir()
+    buffer = memoryview(bytearray(10))
+    for call in (
+        lambda: tier.read_into(DIGEST, 0, buffer),
+        lambda: tier.has([DIGEST]),
+        lambda: tier.remove(DIGEST),
+    ):
+        with pytest.raises(TierTrouble, match="is it mounted"):
+            call()
+    assert tier.health is HealthState.DOWN
+    (tmp_path / "tier").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "tier")
+    assert tier.read_into(DIGEST, 0, buffer)
+    tier.close()
+
+
+def test_an_unmounted_tier_is_not_written_to(tmp_path: Path) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.SHARED)
+    (tmp_path / "tier").rename(tmp_path / "elsewhere")
+    (tmp_path / "tier").mkdir()
+    with pytest.raises(TierTrouble, match="staging"):
+        put(tier)
+    assert os.listdir(tmp_path / "tier") == []
+    tier.close()
+
+
+def test_what_is_no_tiers_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    BlobDirectory.open(DirectoryConfig(tmp_path / "store")).close()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/letter").write_text("dear")
+    (tmp_path / "file").write_text("")
+    lost = open_directory(tmp_path / "lost", TierKind.NVME)
+    put(lost)
+    (tmp_path / "lost" / TIER_MARK).unlink()
+    newer = tmp_path / "newer"
+    open_directory(newer, TierKind.NVME)
+    (newer / TIER_MARK).write_text(json.dumps({"version": 2}))
+    for name, kind, said in (
+        ("store", TierKind.NVME, "a store's own directory"),
+        ("full", TierKind.SHARED, "holds other files .letter."),
+        ("file", TierKind.NVME, "cannot be a tier"),
+        ("none/deep", TierKind.SHARED, "cannot be made"),
+        ("lost", TierKind.NVME, "has lost its tier.json"),
+        ("newer", TierKind.NVME, "is of version 2"),
+        ("memory", TierKind.MEMORY, "not in memory"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            open_directory(tmp_path / name, kind)
+    assert os.listdir(tmp_path / "full") == ["letter"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_many_may_make_a_tier_at_the_same_time(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            tier = open_directory(tmp_path / "tier", TierKind.SHARED, node_id=f"node{number}")
+            put(tier)
+            tier.close()
+        except BaseException as error:  # noqa: BLE001  (told below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert path_of(tmp_path / "tier", DIGEST).read_bytes() == DATA
+    assert sorted(os.listdir(tmp_path / "tier")) == ["blobs", "quarantine", "staging", TIER_MARK]
+    assert staged(tmp_path / "tier") == []
+
+
+# Damage and full disks ----------------------------------------------------------------------------
+def test_what_is_no_file_in_a_blobs_place_is_a_miss(
+    tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("in the way of a blob")
+    tier = open_directory(tmp_path / "tier", TierKind.NVME)
+    put(tier)
+    path = path_of(tmp_path / "tier", DIGEST)
+    buffer = memoryview(bytearray(10))
+    (tmp_path / "other").write_bytes(DATA)
+    for make in (
+        lambda: os.mkfifo(path),
+        lambda: os.symlink(tmp_path / "other", path),
+        lambda: os.mkdir(path),
+    ):
+        path.unlink()
+        make()
+        assert not tier.read_into(DIGEST, 0, buffer)
+        assert tier.has([DIGEST]) == [None]
+        put(tier)
+        assert tier.read_into(DIGEST, 0, buffer) and buffer == DATA[:10]
+
+
+def test_a_full_disk_is_told_as_such_and_nothing_is_left(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small], check=True, timeout=30
+    )
+    try:
+        tier = open_directory(small / "tier", TierKind.MEMORY)
+        put(tier)
+        large = os.urandom(3 * MIB)
+        with pytest.raises(OutOfSpace, match="No space"):
+            put(tier, large)
+        assert staged(small / "tier") == [] and tier.has([digest_of(large)]) == [None]
+        assert (tier.health, tier.counters.failures) == (HealthState.UP, 0)
+        tier.remove(DIGEST)
+        put(tier, large)
+        tier.close()
+    finally:
+        subprocess.run(["umount", small], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("min_free", [1024 * GIB * 1024, Share(1.0)])
+def test_what_must_stay_free_stays_free(tmp_path: Path, min_free: object) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.NVME, min_free=min_free)
+    with pytest.raises(OutOfSpace, match="min_free"):
+        put(tier)
+    assert tier.has([DIGEST]) == [None]
+
+
+@pytest.mark.parametrize("kind", [TierKind.NVME, TierKind.SHARED])
+def test_a_disk_that_cannot_read_is_trouble(
+    tmp_path: Path, kind: TierKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_directory(tmp_path / "tier", kind)
+    put(tier)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "Input/output error", "the disk")
+
+    buffer = memoryview(bytearray(10))
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, "read_into", fail)
+        for _ in range(3):
+            with pytest.raises(TierTrouble, match=f"tier a-{kind}: the disk: Input/output error"):
+                tier.read_into(DIGEST, 0, buffer)
+    assert (tier.health, tier.counters.failures) == (HealthState.DOWN, 3)
+    assert tier.read_into(DIGEST, 0, buffer)
+    tier.close()
+
+
+def test_a_blob_removed_by_another_node_while_it_is_read_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.SHARED)
+    put(tier)
+
+    def stale(*_: object, **__: object) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(directories, "read_into", stale)
+    assert not tier.read_into(DIGEST, 0, memoryview(bytearray(10)))
+    assert tier.health is HealthState.UP
+    tier.close()
+
+
+def test_wrong_bytes_go_to_the_quarantine(tmp_path: Path) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.SHARED)
+    put(tier)
+    path_of(tmp_path / "tier", DIGEST).write_bytes(b"wrong")
+    assert not tier.recheck(DIGEST)
+    [kept] = (tmp_path / "tier/quarantine").iterdir()
+    assert kept.read_bytes() == b"wrong" and kept.name.startswith(DIGEST.hex())
+    tier.close()
+
+
+# Puts that never ended ----------------------------------------------------------------------------
+PUTTING = """
+import os, sys
+from pathlib import Path
+from kvfs.config import TierKind
+from kvfs.digest import digest_of
+from tests.tiers import open_directory
+
+tier = open_directory(Path(sys.argv[1]), TierKind.SHARED, node_id="killed")
+print("begins", flush=True)
+while True:
+    data = os.urandom(12 << 20)
+    tier.put(digest_of(data), memoryview(data), len(data))
+    print("put", flush=True)
+"""
+
+
+def test_a_killed_node_leaves_whole_blobs_and_staging_that_is_purged_when_it_is_old(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "tier"
+    for count in (1, 2, 3):
+        command = [sys.executable, "-c", PUTTING, root]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begins\n"
+            assert [process.stdout.readline() for _ in range(count)] == [b"put\n"] * count
+            process.kill()
+    tier = open_directory(root, TierKind.SHARED)
+    found = [item for batch in tier.scan() for item in batch]
+    assert len(found) >= 6
+    for digest, size in found:
+        data = path_of(root, digest).read_bytes()
+        assert (digest_of(data), len(data)) == (digest, size)
+    (root / "staging/killed.0.1").write_bytes(b"half")
+    assert tier.purge() == 0
+    for name in staged(root):
+        os.utime(root / "staging" / name, (1.0, 1.0))
+    (root / "staging/working.0.1").write_bytes(b"now")
+    assert tier.purge() >= 1
+    assert staged(root) == ["working.0.1"]
+    tier.close()
+
+
+def test_a_tier_in_memory_is_one(tmp_path: Path) -> None:
+    with on_tmpfs() as path:
+        tier = open_directory(path, TierKind.MEMORY)
+        put(tier)
+        assert tier.has([DIGEST]) == [len(DATA)]
+        tier.close()

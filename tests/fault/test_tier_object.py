@@ -1,0 +1,245 @@
+"""An object store that fails, is slow, hangs, or breaks off: a proxy between obstore and a real
+server of its protocol."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.config import MIB, TierConfig, TierKind, TierLimits
+from kvfs.digest import digest_of
+from kvfs.errors import InvalidInput, TierStalled, TierTrouble
+from kvfs.health import HealthState
+from kvfs.tiers.contract import WritableTier
+from kvfs.tiers.object import ObjectTier
+from scripts.s3_rig import CREDENTIALS, PYTHON, SECRET, Faults, FaultyProxy, S3Server
+from tests.processes import wait_until
+from tests.tiers import LIMITS, open_s3
+
+DATA = os.urandom(3 * MIB + 17)
+DIGEST = digest_of(DATA)
+SHORT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    if not PYTHON.exists():
+        pytest.skip("there is no S3 server: run scripts/setup tiers")
+    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def tier(proxy: FaultyProxy, tmp_path: Path) -> Iterator[WritableTier]:
+    tier = open_s3(proxy.port, tmp_path.name)
+    tier.put(DIGEST, memoryview(DATA), len(DATA))
+    yield tier
+    tier.close()
+
+
+def fresh() -> memoryview:
+    return memoryview(bytearray(len(DATA)))
+
+
+def read(tier: WritableTier) -> bytes | None:
+    buffer = fresh()
+    return bytes(buffer) if tier.read_into(DIGEST, 0, buffer) else None
+
+
+@pytest.mark.parametrize("status", [400, 403, 429, 500, 503])
+def test_a_refusal_is_trouble_once_and_tells_no_secret(
+    tier: WritableTier, proxy: FaultyProxy, status: int
+) -> None:
+    proxy.faults = Faults(status=status)
+    asked = proxy.requests
+    other = os.urandom(1000)
+    for call in (
+        lambda: read(tier),
+        lambda: tier.put(digest_of(other), memoryview(other), 1000),
+    ):
+        with pytest.raises(TierTrouble) as caught:
+            call()
+        assert not isinstance(caught.value, TierStalled)
+        said = str(caught.value)
+        assert said.startswith("tier a-bucket: ") and SECRET not in said and len(said) < 400
+    assert proxy.requests == asked + 2  # nothing is tried again here
+    proxy.faults = Faults()
+    assert read(tier) == DATA
+    assert tier.has([digest_of(other)]) == [None]
+
+
+def test_a_store_that_fails_is_down_and_comes_back_by_itself(
+    tier: WritableTier, proxy: FaultyProxy
+) -> None:
+    proxy.faults = Faults(status=500)
+    for _ in range(3):
+        with pytest.raises(TierTrouble, match="500"):
+            tier.has([DIGEST] * 5)
+    assert tier.health is HealthState.DOWN
+    asked = proxy.requests
+    with pytest.raises(TierTrouble, match="left alone"):
+        tier.has([DIGEST])
+    assert proxy.requests == asked
+    proxy.faults = Faults()
+    wait_until(lambda: tier.health is HealthState.ON_TRIAL)
+    assert tier.has([DIGEST]) == [len(DATA)]
+    assert tier.health is HealthState.UP
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(silent=True), Faults(stall_after=2 * MIB), Faults(bytes_per_s=200_000)],
+    ids=["silent", "stalled", "slow"],
+)
+def test_who_waits_leaves_at_its_deadline_and_so_does_the_connection(
+    tier: WritableTier, proxy: FaultyProxy, faults: Faults
+) -> None:
+    proxy.faults = faults
+    buffer = fresh()
+    threads, hung_up = threading.active_count(), proxy.hung_up
+    begin_s = time.monotonic()
+    with pytest.raises(TierStalled):
+        tier.read_into(DIGEST, 0, buffer, SHORT_S)
+    assert time.monotonic() - begin_s < 10
+    buffer[:] = bytes(len(DATA))  # the caller's again, for something else
+    wait_until(lambda: proxy.hung_up == hung_up + 1)
+    assert buffer == bytes(len(DATA))
+    proxy.faults = Faults()
+    assert read(tier) == DATA
+    wait_until(lambda: threading.active_count() <= threads)
+    assert (tier.counters.stalls, tier.counters.in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(refuse=True), Faults(reset_after=0), Faults(reset_after=MIB)],
+    ids=["at once", "before the answer", "in the middle"],
+)
+def test_a_connection_that_breaks_is_trouble(
+    tier: WritableTier, proxy: FaultyProxy, faults: Faults
+) -> None:
+    proxy.faults = faults
+    begin_s = time.monotonic()
+    with pytest.raises(TierTrouble) as caught:
+        read(tier)
+    assert not isinstance(caught.value, TierStalled)
+    assert time.monotonic() - begin_s < 10
+    proxy.faults = Faults()
+    assert read(tier) == DATA
+
+
+def test_wrong_bytes_on_the_way_cost_no_blob(tier: WritableTier, proxy: FaultyProxy) -> None:
+    proxy.faults = Faults(corrupt_at=1000)
+    found = read(tier)
+    assert found is not None and digest_of(found) != DIGEST
+    proxy.faults = Faults()
+    assert tier.recheck(DIGEST)
+    assert read(tier) == DATA
+
+
+@pytest.mark.parametrize("faults", [Faults(silent=True), Faults(refuse=True)])
+def test_a_put_that_fails_leaves_nothing_and_no_wait(
+    tier: WritableTier, proxy: FaultyProxy, faults: Faults
+) -> None:
+    data = os.urandom(MIB)
+    proxy.faults = faults
+    with pytest.raises(TierTrouble):
+        tier.put(digest_of(data), memoryview(data), len(data), SHORT_S)
+    with pytest.raises(TierTrouble):
+        tier.remove(DIGEST, SHORT_S)
+    with pytest.raises(TierTrouble):
+        list(tier.scan(SHORT_S))
+    proxy.faults = Faults()
+    wait_until(lambda: tier.health is not HealthState.DOWN)
+    assert tier.has([digest_of(data), DIGEST]) == [None, len(DATA)]
+
+
+def test_a_server_that_is_not_there_is_trouble(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    tier = open_s3(port, "x")
+    for call in (lambda: read(tier), lambda: tier.has([DIGEST]), lambda: list(tier.scan())):
+        with pytest.raises(TierTrouble):
+            call()
+    tier.close()
+
+
+def test_closing_ends_what_waits_and_what_comes_later(
+    tier: WritableTier, proxy: FaultyProxy
+) -> None:
+    proxy.faults = Faults(silent=True)
+    asked = proxy.requests
+    said: list[str] = []
+
+    def work() -> None:
+        try:
+            read(tier)
+        except TierTrouble as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: proxy.requests == asked + 1)
+    tier.close()
+    thread.join(20)
+    assert said == ["tier a-bucket: is closed"]
+    with pytest.raises(TierTrouble, match="is closed"):
+        read(tier)
+    with pytest.raises(TierTrouble, match="is closed"):
+        tier.has([DIGEST])
+
+
+def test_objects_of_others_are_passed_over(server: S3Server, tmp_path: Path) -> None:
+    import obstore
+    from obstore.store import S3Store
+
+    tier = open_s3(server.port, tmp_path.name)
+    store = S3Store.from_url(
+        f"s3://kvfs-test/{tmp_path.name}",
+        endpoint=f"http://127.0.0.1:{server.port}",
+        client_options={"allow_http": True},
+    )
+    for name in ("blobs/readme", "blobs/aa/bb/aabb", f"other/{DIGEST.hex()}"):
+        obstore.put(store, name, b"x")
+    digests = {digest_of(bytes([number])) for number in range(20)}
+    for number in range(20):
+        tier.put(digest_of(bytes([number])), memoryview(bytes([number])), 1)
+    assert {digest for batch in tier.scan() for digest, _ in batch} == digests
+    tier.close()
+
+
+def test_a_place_that_obstore_does_not_know_is_refused() -> None:
+    config = TierConfig("odd", TierKind.OBJECT, LIMITS, url="nonsense://place")
+    with pytest.raises(InvalidInput, match="tier odd: cannot be opened"):
+        ObjectTier(config)
+
+
+def test_the_stores_of_other_providers_open_without_asking_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    limits = TierLimits(1, 1, 1.0, 1.0)
+    for url, endpoint in (
+        ("gs://bucket/prefix", ""),
+        ("az://account/container/prefix", "http://127.0.0.1:1/account"),
+        ("s3://bucket/prefix", ""),
+    ):
+        ObjectTier(TierConfig("x", TierKind.OBJECT, limits, url=url, endpoint=endpoint)).close()
