@@ -170,7 +170,9 @@ def recover(node: Node) -> None:
         if directory is None:
             continue  # until its disk is back
         if not _renew(directory, digest):
-            node.quarantine(digest, "it was written to after it was stored, when its node had died")
+            node.contents.quarantine(
+                digest, "it was written to after it was stored, when its node had died"
+            )
         renewed.append(digest)
     node.meta.bury([*(digest for digest, _ in left.intended), *renewed])
     node.reclaim.reap()

@@ -4,7 +4,7 @@ Everything runs in one trio thread, so a function without `await` is atomic agai
 `await` stands only where bytes are hashed or removed, in worker threads. What must not interleave:
 
 - A blob's file and its record change in one piece of sync code (`Publisher.publish`,
-  `Reclaim.reap`, `_lose`), so no one sees a record without its file. Intents and dooms are for a
+  `Reclaim.reap`, `Contents`), so no one sees a record without its file. Intents and dooms are for a
   crash in between.
 - `Reclaim.make_room` holds a lock, since two writers would count the same freed bytes.
 
@@ -15,9 +15,8 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -27,14 +26,15 @@ from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
 from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
+from kvfs.contents import Contents
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
+from kvfs.errors import NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
+from kvfs.neighbours import Neighbours, Referral
 from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.publish import Publisher
 from kvfs.reclaim import Evicted, Reclaim
-from kvfs.replicate import Holder
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes
@@ -52,53 +52,6 @@ class Change:
     name: bytes | None
     ino: int
     moves_directories: bool = False  # other paths may lead elsewhere as well
-
-
-@dataclass(frozen=True, slots=True)
-class Referral:
-    """Where a client gets a file's bytes by itself: another node's stream, and a ticket for it."""
-
-    address: str  # `host:port`
-    ticket: bytes
-
-
-class Neighbours(Protocol):
-    """The other nodes of a cluster."""
-
-    def refresh(self) -> None:
-        """Know all that they did until now."""
-
-    async def bring(self, inodes: Iterable[Inode]) -> None:
-        """Have the bytes of these files here, as far as any node has them."""
-
-    async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
-        """For those of these files whose bytes another node has, and this one has not: where a
-        client gets them, by digest."""
-
-    async def begin(self, inode: Inode) -> Arriving | None:
-        """A published file's bytes as they come from another node, or None: all are here, or no
-        node has them."""
-
-    def stop_fetching(self) -> None:
-        """Let nobody wait any more for what other nodes have."""
-
-    def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Give up the copies here of those digests that others have as well, and say which."""
-
-    def held_elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
-        """Those of the digests that others have as well, as far as it is known; never fails."""
-
-    def published(self, inode: Inode) -> None:
-        """A file has got its bytes here: others may have to have them as well. Takes no time."""
-
-    def copies(self, digests: Sequence[bytes]) -> list[list[Holder]]:
-        """Which nodes have the bytes of each digest."""
-
-    def leave(self, *, begin: bool) -> dict[str, object]:
-        """Begin to leave, or only say how far it is; see `kvfs.cluster.drain`."""
-
-    def describe(self) -> dict[str, object]:
-        """For `kvfs status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +96,6 @@ class Node:
         self._checks = Checks()
         self.uses = Uses(engine)
         self.open_blobs = OpenBlobs(engine)
-        self.chunk_files = ChunkFiles(engine, self.open_inode)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
         self.is_searching = False  # for its own files, as long as it may take
@@ -159,6 +111,17 @@ class Node:
             self._orphans.reap,
             self.open_blobs,
         )
+        self.contents = Contents(
+            directories,
+            engine,
+            self._checks,
+            self.counters,
+            self.open_blobs,
+            now_ns,
+            self.publisher.take_away,
+            self.drop_lost,
+        )
+        self.chunk_files = ChunkFiles(engine, self.contents.open_inode)
 
     # Names ---------------------------------------------------------------------------------------
     def unlink(self, parent: int, name: bytes) -> Inode:
@@ -270,142 +233,16 @@ class Node:
                 return arriving
         return await self._open_checked(inode)
 
+    async def _open_checked(self, inode: Inode) -> int:
+        fd = await self.contents.open_checked(inode)
+        self.touch([inode.ino])
+        return fd
+
     def _published(self, ino: int) -> Inode:
         inode = self.meta.inode(ino)
         if inode is None or not inode.is_published:
             raise NamespaceError(errno.ENOENT)
         return inode
-
-    async def _open_checked(self, inode: Inode) -> int:
-        await self.check_content(inode.digest)
-        fd = self.open_unchecked(inode)
-        if fd is not None and self._was_written_to(inode.digest, fd):
-            os.close(fd)
-            await self.check_content(inode.digest, again=True)
-            fd = self.open_unchecked(inode)
-        if fd is None:
-            raise NamespaceError(errno.ENOENT)
-        self.touch([inode.ino])
-        return fd
-
-    def _was_written_to(self, digest: bytes, fd: int) -> bool:
-        """Whether somebody wrote to a blob's file since it was checked, past the mount."""
-        mtime_ns = os.fstat(fd).st_mtime_ns
-        return digest not in self.open_blobs and self._checks.is_changed(digest, mtime_ns)
-
-    def open_inode(self, inode: Inode) -> int | None:
-        """As `open_unchecked`, for who asks for many: what cannot be opened is a miss, told in the
-        log, and keeps its names."""
-        try:
-            return self.open_unchecked(inode)
-        except OSError as error:
-            self.counters.open_misses += 1
-            self.note_unreadable(inode.digest, error)
-            return None
-
-    def open_unchecked(self, inode: Inode) -> int | None:
-        """A descriptor without a digest check, for those who check in their own buffer. A blob
-        whose file is gone costs its names: a miss from then on. OSError passes."""
-        self.counters.opens += 1
-        directory = self.directory_of(inode.digest)
-        if directory is None:
-            self.counters.open_misses += 1
-            return None
-        try:
-            fd = directory.open_blob(inode.digest)
-        except FileNotFoundError:
-            self.counters.open_misses += 1
-            self._note_missing(inode.digest)
-            return None
-        try:
-            is_whole = os.fstat(fd).st_size == inode.size_bytes
-        except BaseException:
-            os.close(fd)
-            raise
-        if not is_whole:
-            os.close(fd)
-            self.counters.open_misses += 1
-            self.quarantine(inode.digest, "its file has the wrong length")
-            return None
-        return fd
-
-    def _note_missing(self, digest: bytes) -> None:
-        self.counters.missing_blobs += 1
-        log.warning("blob %s has lost its file; what only it had loses its names", digest.hex())
-        self._lose(digest)
-
-    def open_blob(self, digest: bytes) -> int | None:
-        """A descriptor of a blob that is here, whole and not open for writing; for a peer, which
-        checks it. One whose file is gone is lost, so that nobody asks again. OSError passes."""
-        blob = self.meta.blobs([digest])[0]
-        directory = self.directories[blob.directory] if blob is not None else None
-        if blob is None or directory is None or digest in self.open_blobs:
-            return None
-        try:
-            return directory.open_blob(digest)
-        except FileNotFoundError:
-            self._note_missing(digest)
-            return None
-
-    def directory_of(self, digest: bytes) -> BlobDirectory | None:
-        """Where a blob in use lies; None also when that directory is not there."""
-        blob = self.meta.blobs([digest])[0]
-        return self.directories[blob.directory] if blob is not None else None
-
-    def note_unreadable(self, digest: bytes, error: OSError) -> None:
-        """Count a blob that the disk cannot read. One warning is enough for a disk that fails."""
-        level = logging.INFO if self.counters.unreadable_blobs else logging.WARNING
-        self.counters.unreadable_blobs += 1
-        log.log(level, "blob %s cannot be read: %s", digest.hex(), error.strerror)
-
-    def needs_check(self, digest: bytes) -> bool:
-        """Whether a blob is here that was not read and found right since the start."""
-        is_known = digest in self.open_blobs or self._checks.is_known(digest)
-        return not is_known and self.directory_of(digest) is not None
-
-    async def check_content(self, digest: bytes, *, again: bool = False) -> None:
-        """Read a blob whole and compare its digest, once since the start unless `again`; readers
-        of one blob share one check. Raises `Corrupt` after quarantining it; OSError passes."""
-        if digest in self.open_blobs or (not again and self._checks.is_known(digest)):
-            return
-        directory = self.directory_of(digest)
-        if directory is None:
-            return
-        path = directory.blob_path(digest)
-        if not await self._checks.is_right(digest, path, again=again):
-            self.quarantine(digest, "its bytes changed since they were stored")
-            raise Corrupt(digest.hex(), "its bytes changed since they were stored; quarantined")
-
-    def quarantine(self, digest: bytes, reason: str) -> None:
-        """Move a bad blob aside and drop every name that points to it."""
-        blob = self.meta.blobs([digest])[0]
-        if blob is None or digest in self.open_blobs:
-            return
-        self.counters.corrupt_blobs += 1
-        log.error("blob %s: %s; quarantined", digest.hex(), reason)
-        directory = self.directories[blob.directory]
-        if directory is not None:
-            directory.quarantine(digest)
-        self._lose(digest)
-
-    def withdraw(self, digest: bytes, fd: int) -> None:
-        """A file that was published as it is holds something else by now: if it still lies under
-        its digest, it goes, with the names that show it. Never raises."""
-        blob = self.meta.blobs([digest])[0]
-        directory = self.directories[blob.directory] if blob is not None else None
-        if blob is None or directory is None:
-            return
-        try:
-            if _is_file(directory.blob_path(digest), fd):
-                log.info("blob %s was written to after it was stored; withdrawn", digest.hex())
-                self.publisher.take_away(digest, blob.directory)
-                self._lose(digest)
-        except (KvfsError, OSError) as error:
-            log.warning("blob %s cannot be withdrawn: %s", digest.hex(), error)
-
-    def _lose(self, digest: bytes) -> None:
-        self._checks.forget(digest)
-        self.drop_lost(self.meta.lose(digest, self.now_ns()))
 
     def drop_lost(self, lost: Sequence[tuple[int, bytes, Inode]]) -> None:
         """These names have gone, since nobody has the bytes."""
@@ -589,11 +426,3 @@ def _prepare_and_close(directory: BlobDirectory, fd: int) -> bytes:
         return directory.prepare(fd)
     finally:
         os.close(fd)
-
-
-def _is_file(path: str, fd: int) -> bool:
-    """Whether a path is of an open file."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False

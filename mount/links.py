@@ -67,14 +67,14 @@ class Links:
         self._node.refresh()
         self._check_same(inode)
         await self._node.bring([inode])
-        fd = self._node.open_inode(inode)
+        fd = self._node.contents.open_inode(inode)
         if fd is None:
             raise NamespaceError(errno.ENOENT)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             if mode & _WRITABLE:  # before the check, so that what is checked stays as it is
                 os.fchmod(fd, mode & ~_WRITABLE)
-            await self._node.check_content(inode.digest)
+            await self._node.contents.check(inode.digest)
         finally:
             self._node.reclaim.close(fd)
         self._check_same(inode)
@@ -92,7 +92,7 @@ class Links:
 
     def _target(self, digest: bytes) -> bytes:
         """Where a blob lies; empty when it is not here."""
-        directory = self._node.directory_of(digest)
+        directory = self._node.contents.directory_of(digest)
         return b"" if directory is None else os.fsencode(directory.blob_path(digest))
 
     def _expected_target(self, digest: bytes) -> bytes:

@@ -201,7 +201,7 @@ class ThroughFiles:
         if stage.adopted_as:
             self._node.open_blobs.end(stage.adopted_as)
             if through.is_changed:
-                self._node.withdraw(stage.adopted_as, stage.fd)
+                self._node.contents.withdraw(stage.adopted_as, stage.fd)
         elif through.published is not None:
             self._node.publisher.drop_stage(stage)
 

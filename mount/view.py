@@ -346,7 +346,7 @@ class View:
         return _json(table)
 
     async def _write_tokens(self, place: Place, chunk: ChunkEntry) -> bytes:
-        fd = self._node.open_inode(chunk.inode)
+        fd = self._node.contents.open_inode(chunk.inode)
         if fd is None:
             raise NamespaceError(errno.ESTALE)
         try:

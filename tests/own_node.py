@@ -45,7 +45,7 @@ def store(node: Node, path: bytes, data: bytes, index: int = 0, digest: bytes = 
 
 def load(node: Node, path: bytes) -> bytes | None:
     (inode,) = node.meta.resolve([path])
-    fd = None if inode is None else node.open_inode(inode)
+    fd = None if inode is None else node.contents.open_inode(inode)
     if fd is None:
         return None
     try:

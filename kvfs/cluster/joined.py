@@ -31,7 +31,8 @@ from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
 from kvfs.meta.url import parse_url, without_password
-from kvfs.node import Change, Node, Referral
+from kvfs.neighbours import Referral
+from kvfs.node import Change, Node
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
 from kvfs.peers.server import PeerServer

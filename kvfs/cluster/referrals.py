@@ -11,7 +11,7 @@ from kvfs.cluster.location import Location
 from kvfs.config import REFERRAL_DEADLINE_S, REFERRED_MAX
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Inode, MetaEngine
-from kvfs.node import Referral
+from kvfs.neighbours import Referral
 from kvfs.peers.client import PeerClient
 from kvfs.peers.messages import Range
 
@@ -36,7 +36,7 @@ class Referrals:
         self._counts: OrderedDict[bytes, int] = OrderedDict()  # the last asked for at the right
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
-        """As `kvfs.node.Neighbours.refer`. A peer that does not answer soon is left out."""
+        """As `kvfs.neighbours.Neighbours.refer`. A peer that does not answer soon is left out."""
         wanted = {i.digest: i.size_bytes for i in inodes if i.is_published and i.size_bytes}
         known = self._meta.blobs(list(wanted))
         by_peer: defaultdict[PeerClient, list[Range]] = defaultdict(list)

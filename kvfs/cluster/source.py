@@ -79,7 +79,9 @@ class NodeSource:
         return self._ask(lambda: self._open(digest))
 
     def check(self, digest: bytes) -> None:
-        if self._ask(lambda: self._node.needs_check(digest)) and not self._wait_checked(digest):
+        if self._ask(lambda: self._node.contents.needs_check(digest)) and not self._wait_checked(
+            digest
+        ):
             raise Corrupt(digest.hex(), "its bytes changed since they were stored")
 
     def hinted(self, digests: Sequence[bytes], *, spare_only: bool) -> None:
@@ -117,7 +119,7 @@ class NodeSource:
         return None if served is None else served.size_bytes
 
     def _open(self, digest: bytes) -> int | None:
-        fd = self._node.open_blob(digest)
+        fd = self._node.contents.open_blob(digest)
         if fd is not None and digest not in self._served:
             self._keep(digest, fd)
         served = self._served.get(digest)
@@ -155,13 +157,13 @@ class NodeSource:
     async def _read_whole(self, digest: bytes, check: _Check) -> None:
         try:
             async with self._checks:
-                await self._node.check_content(digest)
+                await self._node.contents.check(digest)
         except Corrupt:
             check.is_wrong = True
             self._close(digest)  # it is in the quarantine
         except OSError as error:
             check.is_wrong = True
-            self._node.note_unreadable(digest, error)
+            self._node.contents.note_unreadable(digest, error)
         except KvfsError as error:  # it is wrong, and its names cannot be taken away now
             check.is_wrong = True
             log.warning("blob %s cannot be checked for a peer: %s", digest.hex(), error)

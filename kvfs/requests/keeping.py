@@ -49,18 +49,18 @@ async def _verify_one(node: Node, path: bytes) -> bool | str | None:
     inode = node.meta.resolve([path])[0]  # one by one: it may go while others are read
     if inode is None or not inode.is_published:
         return None
-    if node.directory_of(inode.digest) is None:
+    if node.contents.directory_of(inode.digest) is None:
         return None if node.neighbours is not None else "its directory is not there"
     try:
-        fd = node.open_unchecked(inode)
+        fd = node.contents.open_unchecked(inode)
         if fd is None:
             return False
         os.close(fd)
-        await node.check_content(inode.digest, again=True)
+        await node.contents.check(inode.digest, again=True)
     except Corrupt:
         return False
     except OSError as error:
-        node.note_unreadable(inode.digest, error)
+        node.contents.note_unreadable(inode.digest, error)
         return error.strerror or "cannot be read"
     return True
 

@@ -8,7 +8,8 @@ from kvfs.arguments import checked_digest, checked_path, checked_paths
 from kvfs.config import BATCH_ITEMS_MAX, DESCRIPTORS_PER_MESSAGE_MAX
 from kvfs.errors import Corrupt, InvalidInput
 from kvfs.meta.contract import Inode
-from kvfs.node import Node, Referral
+from kvfs.neighbours import Referral
+from kvfs.node import Node
 from kvfs.requests.session import Operations, Session
 from kvfs.requests.turns import in_turns
 from kvfs.wire import unpack_chunk_keys
@@ -67,7 +68,7 @@ async def _open_found(
             opened.append(None)
         elif (referral := referrals.get(inode.digest)) is not None:
             opened.append([inode.size_bytes, inode.digest, referral.address, referral.ticket])
-        elif (fd := node.open_inode(inode)) is not None:
+        elif (fd := node.contents.open_inode(inode)) is not None:
             descriptors.append(fd)
             used.append(inode.ino)
             opened.append([inode.size_bytes, inode.digest])
@@ -81,7 +82,7 @@ async def _open_found(
 async def _report_corrupt(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     digest = checked_digest(arguments[0])
     try:
-        await session.node.check_content(digest, again=True)
+        await session.node.contents.check(digest, again=True)
     except Corrupt:
         return True
     return False

@@ -42,13 +42,13 @@ async def test_a_blob_is_read_once_before_parts_of_it_go_out(
 ) -> None:
     inode = store(node, b"file", b"right")
     checks = []
-    check_content = node.check_content
+    check = node.contents.check
 
     async def counted(digest: bytes) -> None:
         checks.append(digest)
-        await check_content(digest)
+        await check(digest)
 
-    monkeypatch.setattr(node, "check_content", counted)
+    monkeypatch.setattr(node.contents, "check", counted)
     async with trio.open_nursery() as nursery:
         source = await source_of(node, nursery)
         for _ in range(3):
@@ -82,7 +82,7 @@ async def test_a_peer_waits_for_no_long_check(node: Node, monkeypatch: pytest.Mo
         started += 1
         await trio.sleep_forever()
 
-    monkeypatch.setattr(node, "check_content", slow)
+    monkeypatch.setattr(node.contents, "check", slow)
     monkeypatch.setattr(source_module, "PEER_CHECK_WAIT_S", 0.01)
     async with trio.open_nursery() as nursery:
         source = await source_of(node, nursery)
