@@ -20,7 +20,7 @@ from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from gpu_bridge.workers import Workers
 from kvfs.chunk import match_header
-from kvfs.client import OpenFile, RemoteFile
+from kvfs.client_files import OpenFile, RemoteFile
 from kvfs.config import BRIDGE_OPEN_BATCH
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.remote import RemoteReader

@@ -23,7 +23,8 @@ from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
 from gpu_bridge.workers import Workers
 from kvfs.chunk import ChunkHeader, chunk_info, encode_header, with_digest
-from kvfs.client import Client, Staged, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace

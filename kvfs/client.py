@@ -11,14 +11,13 @@ and, where it says so, another of `kvfs.errors`.
 import contextlib
 import errno
 import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kvfs.calls import Calls
+from kvfs.client_files import OpenFile, RemoteFile, Staged, StagedFile, close_all, read_opened
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CLIENT_DEADLINE_S,
@@ -27,14 +26,11 @@ from kvfs.config import (
     FRAME_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
 )
-from kvfs.connection import Connection
-from kvfs.errors import InvalidInput, KvfsError, NamespaceError, Unavailable
+from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 from kvfs.replicate import Holder
-from kvfs.start import NodeStarter
 from kvfs.wire import (
-    Reply,
     pack_chunk_keys,
     pack_record,
     unpack_chunk_entry,
@@ -46,65 +42,8 @@ from kvfs.wire import (
 Item = TypeVar("Item")
 
 _BATCH_BYTES_MAX = FRAME_BYTES_MAX // 2  # of paths in one request; the rest of it has room beside
-_BACKOFF_S = (0.05, 2.0)  # first, longest
 _PAGE_PATHS = 1000  # of one digest, in one answer
 _LONG_DEADLINE_S = 600.0  # for work over a whole file or store
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A published file, open for reading. The descriptor is the holder's to close."""
-
-    fd: int
-    size_bytes: int
-    digest: bytes
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A published file whose bytes another node has. The ticket opens all of them once, for a short
-    time, to `kvfs.remote.RemoteReader`."""
-
-    size_bytes: int
-    digest: bytes
-    address: str  # `host:port`
-    ticket: bytes
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A private file to fill. The descriptor is the holder's to close, published or not."""
-
-    token: int
-    fd: int
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """What a filled staged file is to become."""
-
-    token: int
-    path: bytes
-    digest: bytes  # xxh3_128 of the whole file
-    size_bytes: int
-    chunk: ChunkInfo | None = None
 
 
 class Client:
@@ -113,26 +52,13 @@ class Client:
     def __init__(
         self, store: Path, *, start: bool = False, deadline_s: float = CLIENT_DEADLINE_S
     ) -> None:
-        self._store = store
-        self._starter = NodeStarter(store) if start else None
-        self._deadline_s = deadline_s
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._backoff_s = 0.0
-        self._retry_at_s = 0.0
+        self._calls = Calls(store, start=start, deadline_s=deadline_s)
+        self._call = self._calls.call
 
     def close(self) -> None:
         """End the connection; staged files that were not published go. A call that another thread
         has under way for too long fails."""
-        if self._lock.acquire(timeout=self._deadline_s / 2):
-            try:
-                self._drop()
-                if self._starter is not None:
-                    self._starter.close()
-            finally:
-                self._lock.release()
-        elif (connection := self._connection) is not None:
-            connection.abort()  # whose call it is drops it
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +111,7 @@ class Client:
             for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
                 found, descriptors = self._call("open_nearest", batch)
                 rest = iter(descriptors)
-                opened += [_opened(item, rest) for item in found]
+                opened += [read_opened(item, rest) for item in found]
         except BaseException:
             close_all(opened)
             raise
@@ -202,7 +128,7 @@ class Client:
         except BaseException:
             for item in staged:
                 os.close(item.fd)
-            if staged and self._connection is not None:  # else they went with it
+            if staged and self._calls.is_connected:  # else they went with it
                 with contextlib.suppress(KvfsError):
                     self.discard([item.token for item in staged])
             raise
@@ -345,111 +271,6 @@ class Client:
         """See `kvfs.status.status_of`."""
         status: dict[str, Any] = self._call("status")[0]
         return status
-
-    # The connection ------------------------------------------------------------------------------
-    def _call(
-        self, operation: str, *arguments: Any, deadline_s: float | None = None
-    ) -> tuple[Any, Sequence[int]]:
-        # Half for the turn, so that a request never goes out with too little time for its answer: a
-        # connection that fails to answer is dropped, with the stages of other threads.
-        turn_s = (deadline_s or self._deadline_s) / 2
-        end_s = time.monotonic() + 2 * turn_s
-        if not self._lock.acquire(timeout=turn_s):
-            raise Unavailable(
-                f"{self._store}: another thread's call takes longer than {turn_s:g} s"
-            )
-        try:
-            reply, descriptors = self._exchange(operation, arguments, end_s)
-        finally:
-            self._lock.release()
-        if reply.error is not None:
-            raise reply.error
-        return reply.result, descriptors
-
-    def _exchange(
-        self, operation: str, arguments: Sequence[Any], end_s: float
-    ) -> tuple[Reply, list[int]]:
-        """One request and its reply, by who holds the lock."""
-        connection = self._connect(end_s)
-        frame = connection.encode(operation, arguments)  # one that is refused costs only its caller
-        try:
-            return connection.exchange(frame, end_s)
-        except (OSError, Unavailable) as error:
-            self._drop()
-            raise Unavailable(f"{self._store}: the node does not answer ({error})") from error
-        except BaseException:
-            self._drop()  # its reply would be taken for that to the next request
-            raise
-
-    def _connect(self, end_s: float) -> Connection:
-        if self._connection is not None:
-            return self._connection
-        if time.monotonic() < self._retry_at_s:
-            raise Unavailable(f"{self._store}: no node answers; trying again shortly")
-        try:
-            self._connection = self._dial(end_s)
-        except Unavailable:
-            self._back_off()
-            raise
-        except OSError as error:
-            self._back_off()
-            raise Unavailable(
-                f"{self._store}: no node answers ({error.strerror or error}); {_advice(error)}"
-            ) from error
-        self._backoff_s = 0.0
-        return self._connection
-
-    def _back_off(self) -> None:
-        first_s, longest_s = _BACKOFF_S
-        self._backoff_s = min(max(first_s, self._backoff_s * 2), longest_s)
-        self._retry_at_s = time.monotonic() + self._backoff_s
-
-    def _dial(self, end_s: float) -> Connection:
-        """Connect, and start a node where none is. Takes no longer than the call that needs it:
-        those of other threads wait behind it."""
-        try:
-            return self._greet(end_s)
-        except (FileNotFoundError, ConnectionRefusedError):
-            if self._starter is None:
-                raise
-        return self._starter.connect(lambda: self._greet(end_s), end_s)
-
-    def _greet(self, end_s: float) -> Connection:
-        """However long the call may take, a node greets at once or hangs."""
-        return Connection(self._store, min(end_s, time.monotonic() + self._deadline_s))
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def close_all(files: Sequence[OpenFile | RemoteFile | None]) -> None:
-    """Close those that are there."""
-    for file in files:
-        if file is not None:
-            file.close()
-
-
-def _opened(item: list[Any] | None, descriptors: Iterator[int]) -> OpenFile | RemoteFile | None:
-    """One answer to `open_nearest`."""
-    match item:
-        case None:
-            return None
-        case [int(size_bytes), bytes(digest)]:
-            return OpenFile(next(descriptors), size_bytes, digest)
-        case [int(size_bytes), bytes(digest), str(address), bytes(ticket)]:
-            return RemoteFile(size_bytes, digest, address, ticket)
-    raise InvalidInput("open_nearest", "the node's answer is none; client and node differ")
-
-
-def _advice(error: OSError) -> str:
-    """What to do about a node that cannot be spoken to."""
-    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return "start one with kvfs mount or kvfs serve"
-    if isinstance(error, PermissionError):
-        return "run as its user, or let others in with socket_mode in kvfs.toml"
-    return "there is one, which is stopped, stuck or has too many clients; see node.log"
 
 
 def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:

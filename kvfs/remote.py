@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 
-from kvfs.client import RemoteFile
+from kvfs.client_files import RemoteFile
 from kvfs.config import REMOTE_NODES_MAX, REMOTE_PROGRESS_S, REMOTE_STREAMS_MAX, PeerLimits
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.hashers import PieceDigest

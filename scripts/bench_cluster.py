@@ -33,7 +33,8 @@ import xxhash
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
+from kvfs.client import Client  # noqa: E402  (path first)
+from kvfs.client_files import StagedFile  # noqa: E402  (path first)
 from kvfs.config import MIB, PAGE_BYTES  # noqa: E402
 from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402
 from scripts.bridge_rig import Reader, engine_of  # noqa: E402

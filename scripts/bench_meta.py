@@ -28,7 +28,8 @@ import xxhash
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.client import Client, StagedFile  # noqa: E402  (path first)
+from kvfs.client import Client  # noqa: E402  (path first)
+from kvfs.client_files import StagedFile  # noqa: E402  (path first)
 from kvfs.errors import Unavailable  # noqa: E402
 from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402  (path first)
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvfs.client import Client, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
 from kvfs.digest import digest_of
 from kvfs.names import parse_chunk_path
 from tests.processes import NodeProcess

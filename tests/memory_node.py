@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kvfs.client import OpenFile, Staged, StagedFile
+from kvfs.client_files import OpenFile, Staged, StagedFile
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace, Unavailable
 from kvfs.meta.contract import ChunkInfo

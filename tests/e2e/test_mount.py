@@ -54,7 +54,7 @@ def test_what_a_client_publishes_is_there_at_once(place: Path, mounted: MountPro
 def publish(store: Path, path: bytes, data: bytes) -> None:
     import xxhash
 
-    from kvfs.client import StagedFile
+    from kvfs.client_files import StagedFile
 
     with Client(store) as client:
         (staged,) = client.stage([len(data)])

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kvfs.client import Client, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
 from kvfs.meta.contract import ChunkInfo
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from kvfs.watchdog import LIMIT_VARIABLE

@@ -14,7 +14,8 @@ import pytest
 import xxhash
 
 from kvfs.address import node_address
-from kvfs.client import Client, OpenFile, Staged, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import OpenFile, Staged, StagedFile
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.names import ChunkKeys, chunk_key, chunk_path
 from tests.processes import allocated_bytes, wait_until

@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
-from kvfs.client import Client, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
 from kvfs.digest import digest_of
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from tests.conftest import StartMount, StartNode

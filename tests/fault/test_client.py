@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvfs.client import Client, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.client import RemoteFile
+from kvfs.client_files import RemoteFile
 from kvfs.config import MIB, REMOTE_PROGRESS_S
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.peers.client import PeerClient

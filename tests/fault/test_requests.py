@@ -9,7 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from kvfs.client import Client, StagedFile
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
 from kvfs.config import CLIENTS_MAX
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.wire import PROTOCOL

@@ -112,7 +112,7 @@ def test_a_store_that_another_process_makes_ready_is_not_started_time_and_again(
         Client(store, start=True, deadline_s=4.0) as client,
     ):
         for _ in range(2):
-            wait_until(lambda: time.monotonic() > client._retry_at_s)
+            wait_until(lambda: time.monotonic() > client._calls.retry_at_s)
             with pytest.raises(Unavailable, match="is still starting"):
                 client.status()
     assert len(starts_of(slow_command)) == 1

@@ -1,0 +1,87 @@
+"""The files that a client gets from its node, and those that it gives it: open ones, ones whose
+bytes another node has, and staged ones.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from kvfs.errors import InvalidInput
+from kvfs.meta.contract import ChunkInfo
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A published file, open for reading. The descriptor is the holder's to close."""
+
+    fd: int
+    size_bytes: int
+    digest: bytes
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A published file whose bytes another node has. The ticket opens all of them once, for a short
+    time, to `kvfs.remote.RemoteReader`."""
+
+    size_bytes: int
+    digest: bytes
+    address: str  # `host:port`
+    ticket: bytes
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A private file to fill. The descriptor is the holder's to close, published or not."""
+
+    token: int
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """What a filled staged file is to become."""
+
+    token: int
+    path: bytes
+    digest: bytes  # xxh3_128 of the whole file
+    size_bytes: int
+    chunk: ChunkInfo | None = None
+
+
+def close_all(files: Sequence[OpenFile | RemoteFile | None]) -> None:
+    """Close those that are there."""
+    for file in files:
+        if file is not None:
+            file.close()
+
+
+def read_opened(item: list[Any] | None, descriptors: Iterator[int]) -> OpenFile | RemoteFile | None:
+    """One answer to `open_nearest`."""
+    match item:
+        case None:
+            return None
+        case [int(size_bytes), bytes(digest)]:
+            return OpenFile(next(descriptors), size_bytes, digest)
+        case [int(size_bytes), bytes(digest), str(address), bytes(ticket)]:
+            return RemoteFile(size_bytes, digest, address, ticket)
+    raise InvalidInput("open_nearest", "the node's answer is none; client and node differ")
