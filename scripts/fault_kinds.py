@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from kvfs.client import Client
-from kvfs.cluster.joined import KEY_NAME
-from kvfs.peers.keys import load_pair
+from kvfs.peers.keys import PAIR_NAME, load_pair
 from scripts.cluster_rig import ROOT, Node, Rig, command_in
 
 DISK_BYTES = 192 * 1024 * 1024  # of the node whose disk is filled
@@ -152,11 +151,11 @@ def _fuzz(target: Node, bad: Node, seconds: float, seed: int, ending: ExitStack)
         with Client(target.store) as client:
             shown = client.status()["cluster"]
         [me] = [node for node in shown["nodes"] if node["is_this"]]
-        public_key = load_pair(target.store / KEY_NAME).public
+        public_key = load_pair(target.store / PAIR_NAME).public
         [digest] = _any_digest(target.store)
         command = [
             *command_in(bad.host), sys.executable, "scripts/fuzz_peers.py",
-            "--at", me["address"], "--key", os.fspath(bad.store / KEY_NAME),
+            "--at", me["address"], "--key", os.fspath(bad.store / PAIR_NAME),
             "--server-key", public_key, "--cluster", shown["name"], "--digest", digest,
             "--seconds", str(seconds), "--seed", str(seed),
         ]  # fmt: skip

@@ -21,6 +21,7 @@ from kvfs.cluster.fetcher import Fetcher
 from kvfs.cluster.hints import Hints
 from kvfs.cluster.location import Location
 from kvfs.cluster.membership import Membership
+from kvfs.cluster.own_address import own_address
 from kvfs.cluster.referrals import Referrals
 from kvfs.cluster.source import NodeSource
 from kvfs.cluster.takers import Takers
@@ -30,15 +31,14 @@ from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
-from kvfs.meta.url import parse_url, without_password
+from kvfs.meta.url import without_password
 from kvfs.neighbours import Referral
 from kvfs.node import Change, Node
 from kvfs.peers.client import PeerClient
-from kvfs.peers.keys import Keys, load_pair
+from kvfs.peers.keys import PAIR_NAME, Keys, load_pair
 from kvfs.peers.server import PeerServer
 from kvfs.replicate import Holder
 
-KEY_NAME = "peer.key"
 log = logging.getLogger(__name__)
 
 
@@ -50,9 +50,9 @@ class Cluster:
         self._engine = engine
         self._config = config
         served: dict[str, str] = {}
-        pair = load_pair(node.config.home / KEY_NAME)
+        pair = load_pair(node.config.home / PAIR_NAME)
         keys = None if config.insecure else Keys(pair, served)
-        reachable = _own_address(config.metadata)
+        reachable = own_address(config.metadata)
         listen = config.listen or f"{reachable}:0"
         self._hints = Hints(node)
         self._source = NodeSource(node, self._hints, trio.lowlevel.current_trio_token())
@@ -268,21 +268,3 @@ class Cluster:
                 for member in self._membership.present
             ],
         }
-
-
-def _own_address(url: str) -> str:
-    """The address of this machine on its way to the metadata server."""
-    error: OSError | None = None
-    for place in parse_url(url).hosts or (("127.0.0.1", 6379),):
-        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(place)
-            except OSError as failed:
-                error = failed
-                continue
-            address = probe.getsockname()[0]
-            assert isinstance(address, str)
-            return f"[{address}]" if ":" in address else address
-    assert error is not None
-    raise Unavailable(f"{without_password(url)}: {error.strerror or error}") from error

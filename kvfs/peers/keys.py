@@ -19,6 +19,7 @@ from kvfs.errors import InvalidInput
 from kvfs.peers.address import Address
 
 KEY_CHARACTERS = 40
+PAIR_NAME = "peer.key"  # the file of a node's pair, in its store
 _KEY_BYTES = 32
 _KNOWN_BYTES_MAX = 1024 * 1024  # 10,000 peers
 _PAIR_BYTES_MAX = 4096
@@ -48,14 +49,40 @@ def load_pair(path: Path) -> KeyPair:
     """The pair in a file, which is made (0600, whole or not at all) when it is missing. Raises
     `InvalidInput` for a file that others may read, or that holds no pair."""
     try:
-        return _read_pair(path)
+        return read_pair(path)
     except FileNotFoundError:
         pass
     _make_pair(path)
     try:
-        return _read_pair(path)
+        return read_pair(path)
     except FileNotFoundError as error:
         raise InvalidInput(str(path), "was removed while it was made") from error
+
+
+def read_pair(path: Path) -> KeyPair:
+    """The pair in a file. Raises `InvalidInput` as `load_pair`, and FileNotFoundError."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InvalidInput(str(path), f"may be read by others; chmod 600 {path}")
+    if status.st_uid != os.geteuid():
+        raise InvalidInput(str(path), f"belongs to user {status.st_uid}, not to who runs this")
+    values: dict[str, str] = {}
+    for line in _read_text(path, _PAIR_BYTES_MAX).splitlines():
+        name, _, value = line.partition(" = ")
+        values[name.strip()] = value.strip()
+    public, secret = values.get("public", ""), values.get("secret", "")
+    if not is_key(secret) or zmq.curve_public(secret.encode()).decode() != public:
+        raise InvalidInput(
+            str(path),
+            "holds no key pair; restore it, or move it away and a new pair is made, which every"
+            " peer must then be told",
+        )
+    return KeyPair(public, secret)
 
 
 def load_known(path: Path) -> dict[str, str]:
@@ -94,31 +121,6 @@ def check_exposure(address: Address, keys: Keys | None, *, insecure: bool) -> No
             "would serve anyone who can reach it; give the node a key pair and its peers' public"
             " keys, listen on 127.0.0.1, or set insecure=True",
         )
-
-
-def _read_pair(path: Path) -> KeyPair:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidInput(str(path), f"may be read by others; chmod 600 {path}")
-    if status.st_uid != os.geteuid():
-        raise InvalidInput(str(path), f"belongs to user {status.st_uid}, not to who runs this")
-    values: dict[str, str] = {}
-    for line in _read_text(path, _PAIR_BYTES_MAX).splitlines():
-        name, _, value = line.partition(" = ")
-        values[name.strip()] = value.strip()
-    public, secret = values.get("public", ""), values.get("secret", "")
-    if not is_key(secret) or zmq.curve_public(secret.encode()).decode() != public:
-        raise InvalidInput(
-            str(path),
-            "holds no key pair; restore it, or move it away and a new pair is made, which every"
-            " peer must then be told",
-        )
-    return KeyPair(public, secret)
 
 
 def _make_pair(path: Path) -> None:

@@ -1,12 +1,41 @@
 """The cluster that a store belongs to."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.belonging import read_belonging
+from kvfs.config import ClusterConfig
 from kvfs.errors import InvalidInput
 from kvfs.home import load_config_of_store
 from kvfs.shell.doctor.finding import Finding, Level
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The cluster of a store's next start, as far as the store says. With `--join` only, it says
+    neither password nor address."""
+
+    config: ClusterConfig
+    is_written: bool  # in its kvfs.toml
+    is_member: bool  # it was one already, so that its names are there
+
+
+def cluster_of(store: Path) -> Joined | None:
+    """None for a store that is alone, and where it cannot be told, which others say."""
+    try:
+        config = load_config_of_store([store]).cluster
+        belonging = read_belonging(store)
+    except InvalidInput:
+        return None
+    if config is not None:
+        is_member = belonging is not None and belonging.cluster == config.name
+        return Joined(config, is_written=True, is_member=is_member)
+    if belonging is None:
+        return None
+    return Joined(
+        ClusterConfig(belonging.metadata, belonging.cluster), is_written=False, is_member=True
+    )
 
 
 def check_cluster(store: Path) -> Iterator[Finding]:

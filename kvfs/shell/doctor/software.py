@@ -12,6 +12,8 @@ _PACKAGES = (
     ("xxhash", Level.FAIL, "digests"),
     ("trio", Level.FAIL, "the node"),
     ("pyfuse3", Level.WARN, "`kvfs mount`; `kvfs serve` works without"),
+    ("redis", Level.WARN, "the names of a cluster"),
+    ("pyzmq", Level.WARN, "a cluster's nodes to talk"),
     ("rich", Level.WARN, "progress bars"),
     ("tokenizers", Level.WARN, "text in `kvfs prefixes` and `kvfs explain`"),
 )

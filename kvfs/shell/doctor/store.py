@@ -13,15 +13,18 @@ from kvfs.home import (
     load_config_of_store,
     refuse_part,
 )
-from kvfs.shell.doctor.cluster import check_cluster
+from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
 from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
+from kvfs.shell.doctor.peers import check_peers
 from kvfs.shell.doctor.tiers import check_tiers
 
 
 def check_store(store: Path) -> Iterator[Finding]:
-    """The store's directory: there, writable, fast, with room; and its node."""
+    """The store's directory: there, writable, fast, with room; its node, and what that needs of its
+    cluster."""
     try:
         exists, is_ours, has_lost = store.exists(), is_store(store), has_lost_mark(store)
     except OSError as error:
@@ -48,11 +51,16 @@ def check_store(store: Path) -> Iterator[Finding]:
     yield check_configuration(store)
     yield from check_tiers(store)
     yield from check_cluster(store)
+    joined = cluster_of(store)
+    if joined is not None:
+        yield from check_metadata_server(joined)
     yield check_file_system(file_system_of(store))
     yield check_room(store)
     yield from check_scratch_file(store)
     is_running, finding = check_node(store)
     yield finding
+    if joined is not None:
+        yield from check_peers(store, joined, is_running=is_running)
     yield check_staging(store, is_running)
 
 
