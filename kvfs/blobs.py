@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from kvfs.blob_files import BlobFiles, remove_name, subdirectories
 from kvfs.config import (
     DISK_FIGURES_S,
-    GIB,
     PAGE_BYTES,
     QUARANTINE_BYTES_MAX,
     DirectoryConfig,
     Share,
+    least_free_bytes,
 )
 from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import PARTS, STORE_MARK, check_directory
@@ -92,13 +92,7 @@ class BlobDirectory(BlobFiles):
 
     def min_free_bytes(self) -> int:
         """What must stay free on the file system."""
-        match self.config.min_free:
-            case None:
-                return min(GIB, self.capacity_bytes() // 20)
-            case Share(of_capacity):
-                return int(of_capacity * self.capacity_bytes())
-            case fixed:
-                return fixed
+        return least_free_bytes(self.config.min_free, self.capacity_bytes())
 
     def capacity_bytes(self) -> int:
         return self._disk_now().f_blocks * self._disk.f_frsize

@@ -266,6 +266,17 @@ def parse_size_or_share(value: object, key: str) -> int | Share:
     return limit
 
 
+def least_free_bytes(min_free: int | Share | None, capacity_bytes: int) -> int:
+    """What must stay free on a file system; None: 5% of it, at most 1 GiB."""
+    match min_free:
+        case None:
+            return min(GIB, capacity_bytes // 20)
+        case Share(of_capacity):
+            return int(of_capacity * capacity_bytes)
+        case fixed:
+            return fixed
+
+
 @dataclass(frozen=True, slots=True)
 class DirectoryConfig:
     """One local directory of a store and how much of its disk it may use.
@@ -383,7 +394,7 @@ class TierConfig:
     kind: TierKind
     limits: TierLimits
     path: Path | None = None
-    min_free: int | Share = 0  # what must stay free on a directory's file system
+    min_free: int | Share | None = None  # of a directory's file system; None: as of a store's
     fsync: bool = False
     url: str = ""
     endpoint: str = ""  # of a server other than the provider's own

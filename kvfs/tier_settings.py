@@ -91,7 +91,9 @@ def _parse_tier(table: Mapping[str, Any]) -> TierConfig:
         kind,
         limits,
         path=_parse_path(table.get("path"), name),
-        min_free=parse_size_or_share(table.get("min_free", 0), f"{_KEY}.min_free of {name}"),
+        min_free=parse_size_or_share(table["min_free"], f"{_KEY}.min_free of {name}")
+        if "min_free" in table
+        else None,
         fsync=fsync,
     )
 

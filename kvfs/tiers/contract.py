@@ -3,7 +3,7 @@
 - Bytes land in the caller's buffer, exactly as many as it holds, with one copy at most on the way.
   The buffer is the caller's before, during and after; it is written to until a call returns or
   raises, never later, also when the tier hangs. After an error its content is of no use.
-- A call ends at its deadline. `kvfs.tiers.directory` says where the kernel may be later.
+- A call ends at its deadline, but where the kernel waits for a local device.
 - A blob is here whole or not at all. A miss is a value: `False`, or `None` for a size.
 - What goes wrong: `TierTrouble` (the tier failed; another may have the blob), `TierStalled` of it
   (it did not answer in time), `TierBusy` (its limits are used up), `Corrupt` (what was to be put
@@ -274,6 +274,7 @@ class WritableTier(Tier):
         buffer = allocate(min(size_bytes, TIER_PIECE_BYTES))
         for offset in range(0, size_bytes, TIER_PIECE_BYTES):
             piece = buffer[: min(TIER_PIECE_BYTES, size_bytes - offset)]
+            check_time(end_s, self.name)
             if not self._read_into(digest, offset, piece, end_s):
                 return None
             hashing.update(piece)
@@ -297,12 +298,12 @@ class WritableTier(Tier):
         self._remove(digest, end_s)
 
 
-def left_s(end_s: float, tier: str) -> float:
+def check_time(end_s: float, tier: str) -> float:
     """The time until an end, which is more than 0; raises `TierStalled` when it is over."""
-    left = end_s - time.monotonic()
-    if left <= 0:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
         raise TierStalled(tier, "did not end in time")
-    return left
+    return left_s
 
 
 def _checked_range(digest: bytes, offset_bytes: int, buffer: memoryview) -> memoryview:

@@ -9,7 +9,8 @@ gone, the file system is not mounted, and nothing is a miss.
 **A shared file system may hang.** All that touches it runs on threads that their caller leaves at
 its deadline (`kvfs.tiers.threads`), so bytes take one copy, through a piece of the thread's own.
 Local directories are read by the caller itself, straight into its buffer (O_DIRECT where it works
-and memory has not all of it): no copy, and no deadline while the kernel waits for the device.
+and memory has not all of it): no copy, and no deadline while the kernel waits for the device to
+give or take the next piece.
 """
 
 import errno
@@ -29,13 +30,13 @@ from kvfs.config import (
     TIER_QUESTIONS_MAX,
     TIER_STAGING_LEFT_S,
     TIER_STUCK_MAX,
-    Share,
     TierConfig,
     TierKind,
+    least_free_bytes,
 )
 from kvfs.errors import InvalidInput, OutOfSpace, TierTrouble
 from kvfs.home import PART_MARK, PARTS, STORE_MARK, file_system_of
-from kvfs.tiers.contract import Capacity, Source, Use, WritableTier
+from kvfs.tiers.contract import Capacity, Source, Use, WritableTier, check_time
 from kvfs.tiers.sources import check_source, drawing, filled, reopen, slices
 from kvfs.tiers.threads import Gate, Threads
 from kvfs.transfer import read_into, write_from
@@ -51,7 +52,7 @@ Result = TypeVar("Result")
 
 
 class DirectoryTier(WritableTier):
-    """Blobs in a directory, which is made with its first blob's tier and may have other users."""
+    """Blobs in a directory, which may have other users. It is made when it is missing."""
 
     def __init__(self, config: TierConfig, node_id: str) -> None:
         """Open it. `node_id`: of this node, unlike all others'. Raises `InvalidInput` for what
@@ -81,32 +82,36 @@ class DirectoryTier(WritableTier):
         self, digest: bytes, offset_bytes: int, buffer: memoryview, end_s: float
     ) -> bool:
         if self._threads is None:
-            return self._read_straight(digest, offset_bytes, buffer)
+            return self._read_straight(digest, offset_bytes, buffer, end_s)
         gate = Gate(buffer)
         try:
             return self._threads.run(
-                lambda: self._read_apart(digest, offset_bytes, len(buffer), gate), end_s
+                lambda: self._read_apart(digest, offset_bytes, len(buffer), gate, end_s), end_s
             )
         finally:
             gate.shut()
 
-    def _read_straight(self, digest: bytes, offset_bytes: int, buffer: memoryview) -> bool:
+    def _read_straight(
+        self, digest: bytes, offset_bytes: int, buffer: memoryview, end_s: float
+    ) -> bool:
         fd = self._open(digest, offset_bytes + len(buffer))
         if fd is None:
             return False
         try:
-            self._read_exactly(fd, buffer, offset_bytes)
+            self._read_exactly(fd, buffer, offset_bytes, end_s)
         finally:
             os.close(fd)
         return True
 
-    def _read_apart(self, digest: bytes, offset_bytes: int, size_bytes: int, gate: Gate) -> bool:
+    def _read_apart(
+        self, digest: bytes, offset_bytes: int, size_bytes: int, gate: Gate, end_s: float
+    ) -> bool:
         fd = self._open(digest, offset_bytes + size_bytes)
         if fd is None:
             return False
 
         def draw(at: int, piece: memoryview) -> None:
-            self._read_exactly(fd, piece, offset_bytes + at)
+            self._read_exactly(fd, piece, offset_bytes + at, end_s)
 
         assert self._threads is not None
         done = 0
@@ -136,8 +141,11 @@ class DirectoryTier(WritableTier):
         os.close(fd)
         return None
 
-    def _read_exactly(self, fd: int, memory: memoryview, at: int) -> None:
-        count = read_into(fd, memory, len(memory), at=at)
+    def _read_exactly(self, fd: int, memory: memoryview, at: int, end_s: float) -> None:
+        def tell(_: memoryview) -> None:
+            check_time(end_s, self.name)
+
+        count = read_into(fd, memory, len(memory), tell, at)
         if count < len(memory):
             raise TierTrouble(self.name, "a blob became shorter while it was read")
 
@@ -159,29 +167,33 @@ class DirectoryTier(WritableTier):
     def _put(self, digest: bytes, source: Source, size_bytes: int, end_s: float) -> None:
         if isinstance(source, int):
             fd = reopen(source)
-            self._apart(lambda: self._write_file(digest, fd, size_bytes), end_s)
+            self._apart(
+                lambda: self._write_file(digest, fd, size_bytes, end_s), end_s, lambda: os.close(fd)
+            )
         elif self._threads is None:
-            self._write(digest, slices(source), size_bytes)
+            self._write(digest, slices(source), size_bytes, end_s)
         else:
             gate = Gate(source)
             try:
                 pieces = filled(size_bytes, gate.draw, self._threads.memory)
-                self._threads.run(lambda: self._write(digest, pieces, size_bytes), end_s)
+                self._threads.run(lambda: self._write(digest, pieces, size_bytes, end_s), end_s)
             finally:
                 gate.shut()
 
-    def _write_file(self, digest: bytes, fd: int, size_bytes: int) -> None:
+    def _write_file(self, digest: bytes, fd: int, size_bytes: int, end_s: float) -> None:
         try:
-            self._write(digest, filled(size_bytes, drawing(fd, digest)), size_bytes)
+            self._write(digest, filled(size_bytes, drawing(fd, digest)), size_bytes, end_s)
         finally:
             os.close(fd)
 
-    def _write(self, digest: bytes, pieces: Iterator[memoryview], size_bytes: int) -> None:
+    def _write(
+        self, digest: bytes, pieces: Iterator[memoryview], size_bytes: int, end_s: float
+    ) -> None:
         try:
             self._check_room(size_bytes)
             staged = self._files.stage()
             try:
-                self._fill(staged.fd, digest, pieces)
+                self._fill(staged.fd, digest, pieces, end_s)
                 self._files.adopt(staged.name, digest)
             except BaseException:
                 remove_name(self._files.stage_path(staged.name))
@@ -191,13 +203,14 @@ class DirectoryTier(WritableTier):
                 raise OutOfSpace(f"tier {self.name}: {error.strerror}") from error
             raise
 
-    def _fill(self, fd: int, digest: bytes, pieces: Iterator[memoryview]) -> None:
+    def _fill(self, fd: int, digest: bytes, pieces: Iterator[memoryview], end_s: float) -> None:
         """Write a staged file, and close it: a network file system may tell only then that it has
         not stored the bytes."""
         hashing = xxhash.xxh3_128()
         try:
             done = 0
             for piece in pieces:
+                check_time(end_s, self.name)
                 hashing.update(piece)
                 write_from(fd, piece, done)
                 done += len(piece)
@@ -208,13 +221,12 @@ class DirectoryTier(WritableTier):
             os.close(fd)
 
     def _check_room(self, size_bytes: int) -> None:
-        limit = self._config.min_free
-        if not limit:
-            return
         room = self._room()
-        least = int(limit.of_capacity * room.total_bytes) if isinstance(limit, Share) else limit
+        least = least_free_bytes(self._config.min_free, room.total_bytes)
         if room.free_bytes - size_bytes < least:
-            raise OutOfSpace(f"tier {self.name}: {least} bytes must stay free (min_free)")
+            raise OutOfSpace(
+                f"tier {self.name}: no {size_bytes} bytes beside {least} that must stay free (min_free)"
+            )
 
     def _remove(self, digest: bytes, end_s: float) -> None:
         def work() -> None:
@@ -259,9 +271,14 @@ class DirectoryTier(WritableTier):
         status = os.statvfs(self.path)
         return Capacity(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
-    def _apart(self, work: Callable[[], Result], end_s: float) -> Result:
+    def _apart(
+        self,
+        work: Callable[[], Result],
+        end_s: float,
+        refused: Callable[[], None] | None = None,
+    ) -> Result:
         """Do what may hang in a shared file system where the caller can leave it."""
-        return work() if self._threads is None else self._threads.run(work, end_s)
+        return work() if self._threads is None else self._threads.run(work, end_s, refused)
 
 
 def _size_of(path: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from kvfs.config import TierKind, TierLimits
 from kvfs.errors import TierStalled, TierTrouble, Unavailable
 from kvfs.peers.gone import PeerStalled
-from kvfs.tiers.contract import Tier, left_s
+from kvfs.tiers.contract import Tier, check_time
 
 
 class Peer(Protocol):
@@ -31,13 +31,13 @@ class PeerTier(Tier):
         self, digest: bytes, offset_bytes: int, buffer: memoryview, end_s: float
     ) -> bool:
         try:
-            return self._peer.read_into(digest, offset_bytes, buffer, left_s(end_s, self.name))
+            return self._peer.read_into(digest, offset_bytes, buffer, check_time(end_s, self.name))
         except Unavailable as error:
             raise self._trouble(error, end_s) from error
 
     def _has(self, digests: Sequence[bytes], end_s: float) -> list[int | None]:
         try:
-            return self._peer.sizes(digests, left_s(end_s, self.name))
+            return self._peer.sizes(digests, check_time(end_s, self.name))
         except Unavailable as error:
             raise self._trouble(error, end_s) from error
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from kvfs.config import TIER_PIECE_BYTES
-from kvfs.errors import Corrupt
+from kvfs.errors import Corrupt, InvalidInput
 from kvfs.transfer import allocate, read_into
 
 Draw = Callable[[int, memoryview], None]  # fills a piece from a place in the source
@@ -12,8 +12,11 @@ Draw = Callable[[int, memoryview], None]  # fills a piece from a place in the so
 
 def reopen(fd: int) -> int:
     """A descriptor with a state of its own: O_DIRECT is set on it, and the caller may close its
-    file meanwhile."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    file meanwhile. Raises `InvalidInput` for one that cannot be read."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidInput("source", f"descriptor {fd} is none to read: {error}") from error
 
 
 def drawing(fd: int, digest: bytes) -> Draw:

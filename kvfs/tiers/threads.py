@@ -99,11 +99,22 @@ class Threads:
         self._is_closed = False
         self._own = threading.local()
 
-    def run(self, work: Callable[[], Result], end_s: float) -> Result:
+    def run(
+        self,
+        work: Callable[[], Result],
+        end_s: float,
+        refused: Callable[[], None] | None = None,
+    ) -> Result:
         """What the work gives, or raises. Raises `TierStalled` when it has not ended by then; it
-        goes on, and `TierTrouble` when too much work of before still goes on."""
+        goes on. Raises `TierTrouble` when too much work of before still goes on; it is not begun
+        then, and `refused` lets go what it would have."""
         job = _Job(work)
-        self._start(job)
+        try:
+            self._start(job)
+        except BaseException:
+            if refused is not None:
+                refused()
+            raise
         if not job.wait(end_s):
             raise TierStalled(self._tier, "did not end in time; its file system may hang")
         return job.result()

@@ -17,7 +17,7 @@ import pytest
 from kvfs.blobs import BlobDirectory
 from kvfs.config import GIB, MIB, TIER_STUCK_MAX, DirectoryConfig, Share, TierKind, TierLimits
 from kvfs.digest import digest_of
-from kvfs.errors import InvalidInput, OutOfSpace, TierStalled, TierTrouble
+from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, TierStalled, TierTrouble
 from kvfs.health import HealthState
 from kvfs.tiers import directory as directories
 from kvfs.tiers.directory import TIER_MARK, DirectoryTier
@@ -285,7 +285,9 @@ def test_what_is_no_file_in_a_blobs_place_is_a_miss(
         assert tier.read_into(DIGEST, 0, buffer) and buffer == DATA[:10]
 
 
-def test_a_full_disk_is_told_as_such_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_as_such_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     small = tmp_path / "small"
@@ -294,11 +296,15 @@ def test_a_full_disk_is_told_as_such_and_nothing_is_left(tmp_path: Path) -> None
         ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small], check=True, timeout=30
     )
     try:
-        tier = open_directory(small / "tier", TierKind.MEMORY)
+        tier = open_directory(small / "tier", TierKind.MEMORY, min_free=0)
         put(tier)
         large = os.urandom(3 * MIB)
-        with pytest.raises(OutOfSpace, match="No space"):
+        with pytest.raises(OutOfSpace, match="that must stay free"):
             put(tier, large)
+        with monkeypatch.context() as patch:  # another took the room just now
+            patch.setattr(tier, "_check_room", lambda size_bytes: None)
+            with pytest.raises(OutOfSpace, match="No space"):
+                put(tier, large)
         assert staged(small / "tier") == [] and tier.has([digest_of(large)]) == [None]
         assert (tier.health, tier.counters.failures) == (HealthState.UP, 0)
         tier.remove(DIGEST)
@@ -360,6 +366,64 @@ def test_wrong_bytes_go_to_the_quarantine(tmp_path: Path) -> None:
     [kept] = (tmp_path / "tier/quarantine").iterdir()
     assert kept.read_bytes() == b"wrong" and kept.name.startswith(DIGEST.hex())
     tier.close()
+
+
+def test_a_local_call_that_is_late_ends_between_two_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.NVME)
+    data = os.urandom(20 * MIB)
+    digest = put(tier, data)
+    late = threading.Event()
+    preadv = os.preadv
+
+    def slow(fd: int, buffers: list[memoryview], offset: int) -> int:
+        late.wait(0.2)
+        return preadv(fd, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", slow)
+        with pytest.raises(TierStalled):
+            tier.read_into(digest, 0, memoryview(bytearray(len(data))), 0.1)
+    (tmp_path / "source").write_bytes(data)
+    fd = os.open(tmp_path / "source", os.O_RDONLY)
+    tier.remove(digest)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", slow)
+        with pytest.raises(TierStalled):
+            tier.put(digest, fd, len(data), 0.1)
+    os.close(fd)
+    assert tier.has([digest]) == [None] and staged(tmp_path / "tier") == []
+
+
+def test_a_put_that_finds_no_thread_leaves_no_file_open(hanging: Hanging, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(DATA)
+    fd = os.open(tmp_path / "source", os.O_RDONLY)
+    hanging.stop()
+    most = FEW.reads_max + FEW.writes_max + 4 + TIER_STUCK_MAX
+    for _ in range(most):
+        with pytest.raises(TierStalled):
+            hanging.tier.read_into(DIGEST, 0, memoryview(bytearray(10)), 0.001)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TierTrouble, match="hangs"):
+        hanging.tier.put(DIGEST, fd, len(DATA))
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
+    hanging.go_on()
+    wait_until(lambda: hanging.busy == 0)
+
+
+def test_a_source_that_is_none_is_no_fault_of_the_tier(tmp_path: Path) -> None:
+    tier = open_directory(tmp_path / "tier", TierKind.NVME)
+    with pytest.raises(InvalidInput, match="none to read"):
+        tier.put(DIGEST, 10_000, len(DATA))
+    with pytest.raises(Corrupt, match="cannot be read"):
+        fd = os.open(tmp_path, os.O_RDONLY)
+        try:
+            tier.put(DIGEST, fd, len(DATA))
+        finally:
+            os.close(fd)
+    assert tier.counters.failures == 0
 
 
 # Puts that never ended ----------------------------------------------------------------------------
