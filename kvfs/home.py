@@ -32,6 +32,7 @@ from kvfs.tier_settings import check_places, parse_tiers
 
 STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
+TIER_MARK = "tier.json"  # in a directory that is a tier, and may have many users
 CONFIG_NAME = "kvfs.toml"  # a store's own configuration
 LOG_NAME = "node.log"
 SOCKET_NAME = "node.sock"
@@ -56,7 +57,7 @@ def is_store(directory: Path) -> bool:
 
 def has_lost_mark(directory: Path) -> bool:
     """Whether a directory holds what a store keeps, but no `store.json`."""
-    return not (directory / STORE_MARK).exists() and all(
+    return not any((directory / mark).exists() for mark in (STORE_MARK, TIER_MARK)) and all(
         (directory / part).is_dir() for part in PARTS
     )
 
@@ -111,8 +112,8 @@ def load_config_of_store(stores: Sequence[Path] = (), *, max_bytes: str | None =
 
 
 def check_directory(path: Path) -> None:
-    """Refuse what is there and is no directory, what a mount of kvfs shows, and what has something
-    else in place of a store's own files, with `InvalidInput`."""
+    """Refuse what is there and is no directory, what a mount of kvfs shows, a tier, and what has
+    something else in place of a store's own files, with `InvalidInput`."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(str(path), "is no directory; name one that is, or a new one")
     there = path
@@ -120,6 +121,8 @@ def check_directory(path: Path) -> None:
         there = there.parent
     if file_system_of(there) == "fuse.kvfs":
         raise InvalidInput(str(path), "lies in a mount of kvfs; name a directory on a disk")
+    if (path / TIER_MARK).exists():
+        raise InvalidInput(str(path), "is a tier, which others may use too; name another directory")
     _check_own_files(path)
 
 

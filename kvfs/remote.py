@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvfs.client_files import RemoteFile
@@ -13,6 +14,8 @@ from kvfs.peers.address import Address, parse_address
 from kvfs.peers.backoff import Backoff
 from kvfs.peers.pool import Pool
 from kvfs.peers.stream import BulkStream
+
+Tell = Callable[[memoryview], None]  # hears of each piece as it arrives, in order
 
 _LIMITS = replace(
     PeerLimits(), streams_per_peer_max=REMOTE_STREAMS_MAX, progress_s=REMOTE_PROGRESS_S
@@ -38,12 +41,20 @@ class RemoteReader:
         view = memory[: file.size_bytes]
         hashing = PieceDigest()
         try:
-            self._place(file.address).read(file, view, end_s, hashing)
+            has_it = self._place(file.address).read(file.ticket, view, end_s, hashing.add)
         finally:
             found = hashing.digest()  # not before this may the caller use the memory otherwise
+        if not has_it:
+            raise Unavailable(f"{file.address}: has not {file.digest.hex()} any more")
         if found != file.digest:
             raise Corrupt(file.digest.hex(), f"{file.address} gives other bytes")
         return view
+
+    def read_range(self, address: str, ticket: bytes, view: memoryview, end_s: float) -> bool:
+        """Fill `view` with the range that a ticket is for, which is used up, by `end_s`; False when
+        the node has it not any more. Nothing is compared. Raises `Unavailable`; `view` is written
+        to until this returns or raises, not later."""
+        return self._place(address).read(ticket, view, end_s, None)
 
     def close(self) -> None:
         """End the streams; reads under way fail."""
@@ -70,21 +81,17 @@ class _Place:
         self._streams: Pool[BulkStream] = Pool(_LIMITS.streams_per_peer_max, f"{address}: streams")
         self._backoff = Backoff(_LIMITS)
 
-    def read(self, file: RemoteFile, view: memoryview, end_s: float, hashing: PieceDigest) -> None:
+    def read(self, ticket: bytes, view: memoryview, end_s: float, tell: Tell | None) -> bool:
         with self._backoff.asking(self._address, max(0.0, end_s - time.monotonic())):
-            has_it = self._receive(file, view, end_s, hashing)
-        if not has_it:
-            raise Unavailable(f"{self._address}: has not {file.digest.hex()} any more")
+            return self._receive(ticket, view, end_s, tell)
 
-    def _receive(
-        self, file: RemoteFile, view: memoryview, end_s: float, hashing: PieceDigest
-    ) -> bool:
+    def _receive(self, ticket: bytes, view: memoryview, end_s: float, tell: Tell | None) -> bool:
         stream, _ = self._streams.take(
             lambda: BulkStream(self._address, _LIMITS.progress_s, end_s), end_s
         )
         try:
-            stream.send_tickets([file.ticket], end_s)
-            has_it = stream.receive_into(view, end_s, hashing.add)
+            stream.send_tickets([ticket], end_s)
+            has_it = stream.receive_into(view, end_s, tell)
         except BaseException:
             self._streams.drop(stream)
             raise

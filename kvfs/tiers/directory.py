@@ -35,13 +35,12 @@ from kvfs.config import (
     least_free_bytes,
 )
 from kvfs.errors import InvalidInput, OutOfSpace, TierTrouble
-from kvfs.home import PART_MARK, PARTS, STORE_MARK, file_system_of
+from kvfs.home import PART_MARK, PARTS, STORE_MARK, TIER_MARK, file_system_of
 from kvfs.tiers.contract import Capacity, Source, Use, WritableTier, check_time
 from kvfs.tiers.sources import check_source, drawing, filled, reopen, slices
 from kvfs.tiers.threads import Gate, Threads
 from kvfs.transfer import read_into, write_from
 
-TIER_MARK = "tier.json"
 TIER_VERSION = 1
 _FILE_MODE = 0o660  # less the umask: engines of other users read here themselves
 _DIRECTORY_MODE = 0o770
@@ -225,7 +224,7 @@ class DirectoryTier(WritableTier):
         least = least_free_bytes(self._config.min_free, room.total_bytes)
         if room.free_bytes - size_bytes < least:
             raise OutOfSpace(
-                f"tier {self.name}: no {size_bytes} bytes beside {least} that must stay free (min_free)"
+                f"tier {self.name}: {size_bytes} bytes beside {least} that must stay free"
             )
 
     def _remove(self, digest: bytes, end_s: float) -> None:
@@ -310,29 +309,31 @@ def _settle(path: Path, kind: TierKind) -> None:
         raise InvalidInput(str(path), "lies in a mount of kvfs; name a directory on a disk")
     if kind is TierKind.MEMORY and file_system not in _MEMORY_FILE_SYSTEMS:
         raise InvalidInput(str(path), f"lies on {file_system}, not in memory; name one on tmpfs")
+    if any((path / own).exists() for own in (STORE_MARK, PART_MARK)):
+        raise InvalidInput(str(path), "is a store's own directory; name another one")
     mark = path / TIER_MARK
-    if mark.exists():
+    complaint = _find_foreign(path)
+    if mark.exists():  # looked at last: another node may have made it just now, and put blobs
         _check_mark(mark)
         return
-    names = set(os.listdir(path))
-    if names & {STORE_MARK, PART_MARK}:
-        raise InvalidInput(str(path), "is a store's own directory; name another one")
-    foreign = {
-        name for name in names - {*PARTS, "lost+found"} if not name.startswith(f".{TIER_MARK}")
-    }
-    if foreign:
-        raise InvalidInput(
-            str(path), f"holds other files ({sorted(foreign)[0]}); name an empty directory"
-        )
-    if "blobs" in names and os.listdir(path / "blobs"):
-        raise InvalidInput(
-            str(path), f'has lost its {TIER_MARK}; write {{"version": {TIER_VERSION}}} into it'
-        )
+    if complaint is not None:
+        raise InvalidInput(str(path), complaint)
     for part in PARTS:
         (path / part).mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
     draft = path / f".{TIER_MARK}.{secrets.token_hex(4)}"
     draft.write_text(json.dumps({"version": TIER_VERSION}) + "\n", encoding="utf-8")
     os.rename(draft, mark)
+
+
+def _find_foreign(path: Path) -> str | None:
+    """Why a directory without a mark can become no tier; None when it can."""
+    names = set(os.listdir(path))
+    drafts = {name for name in names if name.startswith(f".{TIER_MARK}.")}
+    if foreign := names - drafts - {*PARTS, TIER_MARK, "lost+found"}:
+        return f"holds other files ({sorted(foreign)[0]}); name an empty directory"
+    if "blobs" in names and os.listdir(path / "blobs"):
+        return f'has lost its {TIER_MARK}; write {{"version": {TIER_VERSION}}} into it'
+    return None
 
 
 def _check_mark(mark: Path) -> None:

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvfs.config import TierKind
+from kvfs.remote import RemoteReader
 from kvfs.tiers.contract import Tier, WritableTier
-from kvfs.tiers.peer import PeerTier
+from kvfs.tiers.peer import PeerTier, ReferredPeer
 from scripts.peer_rig import DirectorySource
 from scripts.s3_rig import CREDENTIALS, PYTHON, S3Server
 from tests.contract.tier_suite import TierSuite, WritableTierSuite
@@ -127,3 +129,14 @@ class TestPeer(TierSuite):
     @pytest.fixture
     def add(self, source: DirectorySource) -> Callable[[bytes], bytes]:
         return source.add
+
+
+class TestPeerByTickets(TestPeer):
+    @pytest.fixture
+    def tier(self, source: DirectorySource) -> Iterator[Tier]:
+        with (
+            serving(source) as server,
+            asking(server.port) as client,
+            closing(RemoteReader()) as reader,
+        ):
+            yield PeerTier("a-peer", LIMITS, ReferredPeer(client, reader))

@@ -19,8 +19,9 @@ from kvfs.config import GIB, MIB, TIER_STUCK_MAX, DirectoryConfig, Share, TierKi
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, TierStalled, TierTrouble
 from kvfs.health import HealthState
+from kvfs.home import TIER_MARK
 from kvfs.tiers import directory as directories
-from kvfs.tiers.directory import TIER_MARK, DirectoryTier
+from kvfs.tiers.directory import DirectoryTier
 from tests.mounts import is_mounted
 from tests.processes import wait_until
 from tests.tiers import on_tmpfs, open_directory
@@ -240,6 +241,19 @@ def test_what_is_no_tiers_directory_is_refused_and_left_alone(tmp_path: Path) ->
     assert not (tmp_path / "none").exists()
 
 
+def test_a_tier_becomes_no_store(tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    put(open_directory(root, TierKind.NVME))
+    before = sorted(os.listdir(root))
+    with pytest.raises(InvalidInput, match="is a tier"):
+        BlobDirectory.open(DirectoryConfig(root))
+    said = subprocess.run(
+        [sys.executable, "-m", "kvfs", "init", root], capture_output=True, cwd=ROOT, timeout=60
+    )
+    assert said.returncode == 2 and b"is not empty" in said.stderr
+    assert sorted(os.listdir(root)) == before
+
+
 def test_many_may_make_a_tier_at_the_same_time(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 
@@ -317,7 +331,7 @@ def test_a_full_disk_is_told_as_such_and_nothing_is_left(
 @pytest.mark.parametrize("min_free", [1024 * GIB * 1024, Share(1.0)])
 def test_what_must_stay_free_stays_free(tmp_path: Path, min_free: object) -> None:
     tier = open_directory(tmp_path / "tier", TierKind.NVME, min_free=min_free)
-    with pytest.raises(OutOfSpace, match="min_free"):
+    with pytest.raises(OutOfSpace, match="must stay free"):
         put(tier)
     assert tier.has([DIGEST]) == [None]
 

@@ -1,15 +1,20 @@
 """A node that gives nothing, as a tier."""
 
 import os
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from kvfs.config import TierLimits
+from kvfs.digest import digest_of
 from kvfs.errors import TierStalled, TierTrouble
 from kvfs.health import HealthState
-from kvfs.tiers.peer import PeerTier
+from kvfs.peers.address import Address
+from kvfs.peers.messages import Range
+from kvfs.remote import RemoteReader
+from kvfs.tiers.peer import PeerTier, ReferredPeer
 from scripts.peer_rig import DirectorySource
 from tests.peers import QUICK, SlowSource, asking, serving
 from tests.processes import wait_until
@@ -54,3 +59,35 @@ def test_a_silent_node_costs_the_deadline(tmp_path: Path) -> None:
         finally:
             source.gate.set()
         assert tier.counters.stalls == 1
+
+
+def test_a_node_that_stops_in_the_middle_is_trouble_for_who_has_its_tickets(tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    digest = source.add(os.urandom(10_000))
+    buffer = memoryview(bytearray(10_000))
+    with ExitStack() as stack:
+        reader = stack.enter_context(closing(RemoteReader()))
+        with serving(source, limits=QUICK) as server:
+            client = stack.enter_context(asking(server.port, limits=QUICK))
+            tickets = client.tickets([Range(digest, 0, 10_000)] * 2, 10.0)
+            tier = PeerTier("a-peer", LIMITS, ReferredPeer(Holding(tickets), reader))
+            assert tier.read_into(digest, 0, buffer)
+            assert digest_of(buffer) == digest
+        with pytest.raises(TierTrouble):
+            tier.read_into(digest, 0, buffer)
+        assert tier.counters.failures == 1
+
+
+class Holding:
+    """Gives tickets that were fetched before, one after the other."""
+
+    def __init__(self, tickets: tuple[Address, list[bytes | None]]) -> None:
+        self._address, self._tickets = tickets
+
+    def sizes(self, digests: Sequence[bytes], deadline_s: float) -> list[int | None]:
+        return [None] * len(digests)
+
+    def tickets(
+        self, ranges: Sequence[Range], deadline_s: float
+    ) -> tuple[Address, list[bytes | None]]:
+        return self._address, [self._tickets.pop()]
