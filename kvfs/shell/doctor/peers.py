@@ -108,7 +108,7 @@ def _check_others(
     )
     more = f" and {len(silent) - _SHOWN_MAX} more" if len(silent) > _SHOWN_MAX else ""
     found = f"{len(silent)} of {count_text(len(asked), 'node')}{which} cannot be reached: {shown}"
-    advice = "let the nodes reach each other at all ports, or name these with listen; see its log"
+    advice = "see their node.log, and that no firewall closes ports between the nodes"
     return Finding(check, Level.WARN, found + more, advice)
 
 
