@@ -2,7 +2,7 @@
 
 - Bytes land in the caller's buffer, exactly as many as it holds, with one copy at most on the way.
   The buffer is the caller's before, during and after; it is written to until a call returns or
-  raises, never later, also when the tier hangs. After an error its content is of no use.
+  raises, never later, also when the tier hangs. After an error or a miss its content is of no use.
 - A call ends at its deadline, but where the kernel waits for a local device.
 - A blob is here whole or not at all. A miss is a value: `False`, or `None` for a size.
 - What goes wrong: `TierTrouble` (the tier failed; another may have the blob), `TierStalled` of it

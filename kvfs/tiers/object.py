@@ -30,6 +30,7 @@ from kvfs.config import (
     OBJECT_CONNECT_S,
     OBJECT_HEADS_MAX,
     OBJECT_LIST_ITEMS,
+    TIER_PIECE_BYTES,
     TIER_SHOWN_BYTES,
     TierConfig,
 )
@@ -60,6 +61,7 @@ class ObjectTier(WritableTier):
         know, or options that the store lacks."""
         super().__init__(config.name, config.kind, config.limits)
         self._store = _open_store(config)
+        self._is_directory = config.url.startswith("file:")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"kvfs-tier-{config.name}", daemon=True
@@ -85,18 +87,23 @@ class ObjectTier(WritableTier):
             gate.shut()
 
     async def _fetch(self, digest: bytes, offset: int, size_bytes: int, gate: Gate) -> bool:
-        end = offset + size_bytes
+        copy = self._copy_pieces if self._is_directory else self._copy_stream
         try:
-            found = await obstore.get_async(
-                self._store, _name_of(digest), options={"range": (offset, end)}
-            )
+            return await copy(_name_of(digest), offset, size_bytes, gate)
         except FileNotFoundError:
             return False
         except BaseError as error:
-            if _BEHIND_END.search(str(error)) and not await self._is_as_long(digest, end):
-                return False
+            if _BEHIND_END.search(str(error)):
+                size = await self._size(digest)
+                if size is None or size < offset + size_bytes:
+                    return False
             raise
-        if tuple(found.range) != (offset, end):
+
+    async def _copy_stream(self, name: str, offset: int, size_bytes: int, gate: Gate) -> bool:
+        """With one request, whose answer is copied as it arrives."""
+        wanted = (offset, offset + size_bytes)
+        found = await obstore.get_async(self._store, name, options={"range": wanted})
+        if tuple(found.range) != wanted:
             return False  # it is shorter
         done = 0
         async for piece in found.stream(min_chunk_size=TIER_SHOWN_BYTES):
@@ -109,9 +116,17 @@ class ObjectTier(WritableTier):
             raise TierTrouble(self.name, f"gives {done} of {size_bytes} bytes")
         return True
 
-    async def _is_as_long(self, digest: bytes, least_bytes: int) -> bool:
-        size_bytes = await self._size(digest)
-        return size_bytes is not None and size_bytes >= least_bytes
+    async def _copy_pieces(self, name: str, offset: int, size_bytes: int, gate: Gate) -> bool:
+        """As what costs nothing to ask: obstore streams a file by 8 KiB, twenty times as slowly."""
+        for done in range(0, size_bytes, TIER_PIECE_BYTES):
+            length = min(TIER_PIECE_BYTES, size_bytes - done)
+            piece = await obstore.get_range_async(
+                self._store, name, start=offset + done, length=length
+            )
+            if len(piece) < length:
+                return False  # it is shorter
+            gate.fill(done, memoryview(piece))
+        return True
 
     def _has(self, digests: Sequence[bytes], end_s: float) -> list[int | None]:
         return self._run(self._sizes(digests), end_s)

@@ -590,3 +590,14 @@ def kvfs(*words: str) -> "subprocess.CompletedProcess[str]":
         timeout=30,
         check=False,
     )
+
+
+def test_a_node_with_tiers_in_its_configuration_says_that_it_uses_none(
+    start_node, tmp_path: Path
+) -> None:
+    tier = f'[[tiers]]\nname = "scratch"\nkind = "shared"\npath = "{tmp_path}/tier"\n'
+    node = start_node(config=tier, allow="do not use .*tiers")
+    with Client(node.store) as client:
+        store_bytes(client, b"a", b"one")
+    assert "do not use [[tiers]] yet" in node.log.read_text()
+    assert not (tmp_path / "tier").exists()
