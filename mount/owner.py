@@ -68,13 +68,21 @@ class Owner:
         """The process in words, with what to do about one that is stopped."""
         if self._pidfd < 0:
             return "its process"
+        hint = f" (which is stopped: kill -CONT {self._pid})" if self._state() in ("T", "t") else ""
+        return f"its process {self._pid}{hint}"
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether its main thread has ended, and something keeps the others from it."""
+        return self._pidfd >= 0 and self._state() == "Z"
+
+    def _state(self) -> str:
+        """Of its main thread, as in proc(5); empty when that is not known."""
         try:
             with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
-                state = file.read().rpartition(")")[2].split()[0]
+                return file.read().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
-            return f"its process {self._pid}"
-        hint = f" (which is stopped: kill -CONT {self._pid})" if state in "Tt" else ""
-        return f"its process {self._pid}{hint}"
+            return ""
 
     def ask_to_leave(self) -> None:
         """SIGTERM, if it is there and ours to ask."""

@@ -21,13 +21,13 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from kvfs.config import MOUNT_PROBE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from mount.control import open_abort
 from mount.owner import Owner
 
 SUBTYPE = "kvfs"
 _QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _MNT_FORCE, _MNT_DETACH = 1, 2
-_CONNECTIONS = Path("/sys/fs/fuse/connections")
 _SILENCE_S = 2.0
 
 
@@ -115,6 +115,8 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
     entry = _find_shown(mountpoint)
     while entry is not None:
         answer = probe(entry.mountpoint)
+        if answer is None and _end_killed(entry):
+            answer = probe(entry.mountpoint)
         if answer is None:
             raise Unavailable(
                 f"{mountpoint}: a kvfs of {entry.store} is mounted here and does not answer; see"
@@ -187,6 +189,19 @@ def probe(mountpoint: Path, deadline_s: float = MOUNT_PROBE_S) -> int | None:
     return answers[0] if answers else None
 
 
+def _end_killed(entry: MountEntry) -> bool:
+    """Have a mount fail whose process was killed and cannot go (`mount.guard`, where that was
+    killed as well); whether it was such a one, which has gone then."""
+    owner = Owner(entry.store)
+    try:
+        if not owner.is_killed:
+            return False
+        abort(entry)
+        return owner.wait_gone(MOUNT_PROBE_S)
+    finally:
+        owner.close()
+
+
 # After a mount ------------------------------------------------------------------------------------
 def umount_command(mountpoint: Path, lazy: bool) -> int:
     """`kvfs umount`: 0 when the mount is down and its process gone, 1 when it could not be.
@@ -196,6 +211,7 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
     entry = _find_shown(mountpoint)
     if entry is None:
         raise InvalidInput(str(mountpoint), "no kvfs is mounted here")
+    _end_killed(entry)
     owner = Owner(entry.store)
     try:
         with _telling(f"waiting until {owner.shown} has written what is left, or has ended"):
@@ -272,12 +288,17 @@ def _detach(mountpoint: Path) -> None:
 def abort(entry: MountEntry) -> None:
     """Let whatever waits for a mount fail, since nobody will answer. Where neither root nor the
     kernel's control files are at hand, it waits until the process has gone."""
-    try:
-        control = _CONNECTIONS / entry.device.rpartition(":")[2] / "abort"
-        control.write_text("1", encoding="ascii")
-    except OSError:
+    fd = open_abort(entry.device)
+    if fd is None:
         if find_mount(entry.mountpoint) == entry:  # else it is detached, and the place another's
             _umount2(entry.mountpoint, _MNT_FORCE | _MNT_DETACH)
+        return
+    try:
+        os.write(fd, b"1")
+    except OSError:
+        pass  # it has just gone
+    finally:
+        os.close(fd)
 
 
 def _umount2(mountpoint: Path, flags: int) -> int:

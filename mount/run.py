@@ -32,6 +32,7 @@ from kvfs.home import log_of
 from kvfs.life import running
 from kvfs.supervisor import tell_supervisor
 from kvfs.watchdog import loop_watch
+from mount.guard import guarded
 from mount.operations import Operations
 from mount.owner import describe, wait_free
 from mount.point import (
@@ -219,7 +220,8 @@ async def _mounted(
     own: MountEntry | None = None
     try:
         own = find_mount(mountpoint)
-        yield own
+        with guarded(None if own is None else own.device):
+            yield own
     finally:
         try:
             operations.files.close()
