@@ -127,7 +127,7 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
                 f"{mountpoint}: a kvfs of {entry.store} is mounted here already;"
                 " kvfs umount it first"
             )
-        _detach(entry.mountpoint)
+        detach(entry.mountpoint)
         entry = _find_shown(mountpoint)
     place = Path(os.path.realpath(mountpoint))
     for store in stores:
@@ -280,7 +280,7 @@ def _busy(mountpoint: Path) -> Busy:
     )
 
 
-def _detach(mountpoint: Path) -> None:
+def detach(mountpoint: Path) -> None:
     """Take a dead mount away, whoever still holds files of it."""
     _unmount(mountpoint, lazy=True)
 

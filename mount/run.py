@@ -40,6 +40,7 @@ from mount.point import (
     MountEntry,
     abort,
     count_hidden,
+    detach,
     find_mount,
     find_mounts,
     prepare,
@@ -229,6 +230,8 @@ async def _mounted(
         finally:  # whatever failed: a mount that nobody serves must not stay
             # It may have been detached, and another mount may have its place.
             pyfuse3.close(unmount=own is None or find_mount(mountpoint) == own)
+            if own is not None and find_mount(mountpoint) == own:  # libfuse leaves an aborted one
+                detach(own.mountpoint)
             log.info("unmounted %s", mountpoint)
 
 
