@@ -87,12 +87,14 @@ class Space:
     def pick(self, size_bytes: int) -> int | None:
         """The least busy directory that has room, of equals the least filled, so that all devices
         get to read and write; without room anywhere, the least busy that may make some."""
-        candidates = [
-            (self.room_bytes(index) < size_bytes, load.stages, self.used_bytes(index), index)
-            for index, load in enumerate(self._loads)
-            if self.fits_ever(index, size_bytes)
-        ]
-        return min(candidates)[-1] if candidates else None
+        candidates = [i for i in range(len(self._loads)) if self.fits_ever(i, size_bytes)]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        return min(candidates, key=lambda index: self._busyness(index, size_bytes))
+
+    def _busyness(self, index: int, size_bytes: int) -> tuple[bool, int, int]:
+        has_no_room = self.room_bytes(index) < size_bytes
+        return has_no_room, self._loads[index].stages, self.used_bytes(index)
 
     def begin_stage(self, index: int) -> None:
         self._loads[index].stages += 1
