@@ -40,6 +40,14 @@ class OutOfSpace(KvfsError):
     code = errno.ENOSPC
 
 
+class QueueFull(KvfsError):
+    """A bounded queue has no room for what was to be queued; none of it was."""
+
+    def __init__(self, subject: str, asked: int, room: int) -> None:
+        super().__init__(f"{subject}: no room for {asked} more, only for {room}; ask again later")
+        self.subject = subject
+
+
 class Corrupt(KvfsError):
     """Stored bytes are not the bytes that were stored; the copy has been or must be quarantined."""
 

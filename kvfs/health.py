@@ -23,6 +23,7 @@ from enum import Enum
 from kvfs import config
 
 _NS = 1e9
+_DECAY_STEP_NS = 10_000_000  # a decay for less, at each read, would cost more than it changes
 
 
 class HealthState(Enum):
@@ -69,6 +70,11 @@ class Health:
         return self._retry_ns if self._state is HealthState.DOWN else None
 
     @property
+    def is_up(self) -> bool:
+        """Whether it was UP at the last event."""
+        return self._state is HealthState.UP
+
+    @property
     def failures(self) -> float:
         """Failures that still count, as of the last event."""
         return self._failed
@@ -97,10 +103,13 @@ class Health:
 
     def note_landed(self, now_ns: int) -> None:
         """A read gave its bytes, or said with reason that it has none."""
-        self._decay(now_ns)
+        if now_ns - self._at_ns > _DECAY_STEP_NS:
+            self._decay(now_ns)
         self._landed += 1
         self._landed_ns = now_ns
         self._row = 0
+        if self._state is HealthState.UP:
+            return
         state = self.state(now_ns)
         if state is HealthState.ON_TRIAL:
             self._state = HealthState.UP

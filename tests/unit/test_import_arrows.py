@@ -19,6 +19,19 @@ PURE = {
     "kvfs.chunk",
     "kvfs.digest",
     "kvfs.health",
+    "kvfs.schedule.board",
+    "kvfs.schedule.choice",
+    "kvfs.schedule.flight",
+    "kvfs.schedule.jobs",
+    "kvfs.schedule.machine",
+    "kvfs.schedule.reads",
+    "kvfs.schedule.slots",
+    "kvfs.schedule.speed",
+    "kvfs.schedule.tiers",
+    "kvfs.schedule.timers",
+    "kvfs.schedule.views",
+    "kvfs.schedule.width",
+    "kvfs.schedule.words",
     "kvfs.wire",
     "kvfs.arguments",
     "kvfs.evict",
@@ -73,9 +86,9 @@ HOMES = {
     "rich": ("kvfs",),
 }
 
-HEADS = (
-    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.requests", "kvfs.shell", "kvfs.shell.doctor",
-    "kvfs.tiers", "mount", "gpu_bridge",
+HEADS = (  # of packages
+    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.requests", "kvfs.schedule", "kvfs.shell",
+    "kvfs.shell.doctor", "kvfs.tiers", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",

@@ -1,0 +1,1 @@
+"""Which tier reads which chunk next: a pure state machine, `machine.Schedule`."""

@@ -1,0 +1,173 @@
+"""Free slots and what they are used for: tiers are asked, and take one read after the other."""
+
+from collections.abc import Iterable
+
+from kvfs import config
+from kvfs.schedule.board import Board
+from kvfs.schedule.choice import Choice, Refusal, choose_hedge, choose_late, choose_unread
+from kvfs.schedule.jobs import Job
+from kvfs.schedule.reads import Piece, Read
+from kvfs.schedule.tiers import Tier
+from kvfs.schedule.timers import Timer, Timers
+from kvfs.schedule.words import Action, ReadKind, StartRead
+
+_LATE_FACTOR = config.SCHEDULE_LATE_FACTOR
+_LATE_NS_MIN = round(config.SCHEDULE_LATE_S_MIN * 1e9)
+_ASK_NS_MIN = round(config.SCHEDULE_ASK_S_MIN * 1e9)
+_ASK_NS_MAX = round(config.SCHEDULE_ASK_S_MAX * 1e9)
+
+
+def late_after_ns(expected_ns: float) -> int:
+    """How long a read may take that is expected to take so long, before it is late."""
+    most = expected_ns * _LATE_FACTOR
+    least = expected_ns + _LATE_NS_MIN
+    return int(most if most > least else least)
+
+
+class Slots:
+    """Notes what is to be done. Tiers that something has happened to are asked; `fill` comes last,
+    when all is known."""
+
+    __slots__ = ("_actions", "_asked", "_board", "_next_read", "timers")
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._actions: list[Action] = []
+        self._asked: dict[int, Tier] = {}  # to be offered work, in this order
+        self._next_read = 0
+        self.timers = Timers(self._is_live)
+
+    def act(self, action: Action) -> None:
+        """One more thing to be done."""
+        self._actions.append(action)
+
+    def take_actions(self) -> list[Action]:
+        """All that is to be done, once."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def ask(self, tier: Tier) -> None:
+        """See whether a tier can do something now."""
+        self._asked[tier.number] = tier
+
+    def ask_fastest(self, numbers: Iterable[int], size_bytes: int, most: int, now_ns: int) -> None:
+        """The same for so many of some tiers, at most, that have nothing to do."""
+        idle = self._board.idle
+        if not idle:
+            return
+        tiers = [self._board.tiers[number] for number in numbers if number in idle]
+        for tier in tiers:
+            tier.speed.age(now_ns)
+        tiers.sort(key=lambda tier: (tier.read_ns(size_bytes), tier.number))
+        for tier in tiers[:most]:
+            self.ask(tier)
+
+    def fill(self, now_ns: int) -> None:
+        """Each tier that was asked takes one read after the other, in turns."""
+        asked = self._asked
+        while asked:
+            for tier in tuple(asked.values()):
+                if not self._fill_slot(tier, now_ns):
+                    del asked[tier.number]
+
+    def _fill_slot(self, tier: Tier, now_ns: int) -> bool:
+        """Begin one read of a tier, if it may and has something; whether there may be more."""
+        board = self._board
+        idle = board.idle
+        is_trial = False
+        if not tier.health.is_up:
+            is_trial = tier.is_present and tier.health.may_take(now_ns)
+            if not is_trial or len(tier.reads) >= tier.terms.reads_max:
+                idle.discard(tier.number)
+                self._ask_after_pause(tier)
+                return False
+        elif not tier.is_present or len(tier.reads) >= tier.width.reads:
+            idle.discard(tier.number)
+            return False
+        hedge = None
+        if board.hedge_credit >= 1 and board.hedgeable.has_late:
+            hedge = choose_late(board, tier)
+        if hedge is not None:
+            board.hedge_credit -= 1
+        elif is_trial:
+            hedge = choose_hedge(board, tier, now_ns, is_trial=True)
+        if hedge is None:
+            choice = choose_unread(board, tier, now_ns)
+            if not isinstance(choice, Choice) or choice.job.is_idle:
+                hedge = choose_hedge(board, tier, now_ns)
+            if hedge is None:
+                if choice is None:
+                    tier.has_waited = False
+                    idle.add(tier.number)
+                    return False
+                if isinstance(choice, Refusal):
+                    idle.add(tier.number)
+                    self._ask_later(tier, now_ns, choice.wait_ns)
+                    return False
+                piece = board.take(choice.job, choice.chunk, choice.size_bytes)
+                self._start(tier, choice.job, piece, ReadKind.FIRST, now_ns, is_trial=is_trial)
+                return not is_trial and len(tier.reads) < tier.width.reads
+        assert hedge.piece is not None
+        job = board.jobs[hedge.piece.job]
+        self._start(tier, job, hedge.piece, ReadKind.HEDGE, now_ns, is_trial=is_trial)
+        return True
+
+    def _ask_after_pause(self, tier: Tier) -> None:
+        """A tier that is down is asked when its pause is over."""
+        retry_ns = tier.health.retry_ns
+        if tier.is_present and retry_ns is not None and tier.ask_ns != retry_ns:
+            tier.ask_ns = retry_ns
+            self.timers.add(retry_ns, Timer.TIER, tier.number)
+
+    def _ask_later(self, tier: Tier, now_ns: int, wait_ns: float) -> None:
+        when_ns = now_ns + round(min(max(wait_ns, _ASK_NS_MIN), _ASK_NS_MAX))
+        if not tier.ask_ns or when_ns < tier.ask_ns:
+            tier.ask_ns = when_ns
+            self.timers.add(when_ns, Timer.TIER, tier.number)
+
+    def _start(
+        self, tier: Tier, job: Job, piece: Piece, kind: ReadKind, now_ns: int, *, is_trial: bool
+    ) -> None:
+        board = self._board
+        number = self._next_read
+        self._next_read = number + 1
+        size_bytes = piece.end - piece.begin
+        beside = len(tier.reads) + 1
+        expected_ns = int(tier.speed.read_ns(size_bytes, beside))
+        read = Read(number, tier.number, piece, kind, now_ns, now_ns + expected_ns, beside)
+        if is_trial:
+            read.is_trial = tier.health.take(now_ns)
+        tier.has_waited = False
+        board.idle.discard(tier.number)
+        board.reads[number] = tier.reads[number] = read
+        piece.reads.append(read)
+        if kind is ReadKind.FIRST:
+            board.add_flow(piece, now_ns, expected_ns)
+        self.update_hedgeable(job, piece)
+        self.timers.add(now_ns + late_after_ns(expected_ns), Timer.READ, number)
+        if kind is ReadKind.FIRST and board.hedge_credit < config.SCHEDULE_HEDGE_CREDIT_MAX:
+            board.hedge_credit += config.SCHEDULE_HEDGE_SHARE
+        self._actions.append(
+            StartRead(number, tier.number, job.number, piece.chunk, piece.begin, piece.end, kind)
+        )
+
+    def update_hedgeable(self, job: Job, piece: Piece) -> None:
+        """A range may be repeated while fewer than the most reads bring it, if it has other holders
+        and somebody waits."""
+        hedgeable = self._board.hedgeable
+        reads = piece.reads
+        may = len(reads) < config.SCHEDULE_COPIES_MAX and not job.is_idle
+        if may and len(job.holders[piece.chunk].tiers) > len(reads):
+            for read in reads:
+                hedgeable.add(read)
+        else:
+            for read in reads:
+                hedgeable.discard(read)
+
+    def _is_live(self, timer: Timer, number: int, when_ns: int) -> bool:
+        """Whether a timer still means something."""
+        if timer is Timer.READ:
+            read = self._board.reads.get(number)
+            return read is not None and not read.is_stalled
+        tier = self._board.tiers.get(number)
+        return tier is not None and tier.ask_ns == when_ns
