@@ -396,6 +396,11 @@ class ClusterBatch(ClusterView, Batch):
             self.txn.shared.write(self._copy(digest), None)
         return was_doomed
 
+    def _put_blob(self, blob: Blob) -> None:
+        super()._put_blob(blob)
+        if blob.references:  # whatever was said of it before
+            self.txn.delete(blob.digest, db=self.tables.doomed)
+
     def _loose(self, ino: int) -> Record:
         return loose_record(self._node_id, ino)
 

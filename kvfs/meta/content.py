@@ -186,6 +186,7 @@ def forget(batch: Batch, inos: Iterable[int]) -> None:
 
 def recover(batch: Batch) -> Recovery:
     """As `MetaEngine.recover`."""
+    drop_wrong_dooms(batch)
     loose = [int.from_bytes(key, "big") for key in batch.keys(batch.tables.loose, b"")]
     dropped = 0
     for ino in loose:
@@ -208,12 +209,21 @@ def recover(batch: Batch) -> Recovery:
 
 
 def doomed(view: View, limit: int | None) -> list[Blob]:
-    """Doomed blobs, at most `limit`."""
+    """Doomed blobs, at most `limit`: those that no file holds, whatever else is said to be doomed,
+    for their files are about to go."""
     found: list[Blob] = []
     for digest in view.keys(view.tables.doomed, b""):
         if limit is not None and len(found) >= limit:
             break
         blob = view.blob(digest)
-        assert blob is not None
-        found.append(blob)
+        if blob is not None and not blob.references:
+            found.append(blob)
     return found
+
+
+def drop_wrong_dooms(batch: Batch) -> None:
+    """Take from the doomed blobs those that files hold, or that nobody knows."""
+    for digest in list(batch.keys(batch.tables.doomed, b"")):
+        blob = batch.blob(digest)
+        if blob is None or blob.references:
+            batch.txn.delete(digest, db=batch.tables.doomed)

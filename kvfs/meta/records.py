@@ -13,6 +13,7 @@ from kvfs.meta.contract import ROOT_INO, Blob, ChunkInfo, Inode
 
 TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
+_COUNT_MAX = 2**64 - 1
 
 _INODE = struct.Struct("<IIIIQqqqqQB")
 _USE = struct.Struct("<I44xQ8xB")  # mode, used_ns and flags of an inode
@@ -296,10 +297,12 @@ class State:
 
 
 def encode_state(state: State) -> bytes:
-    """Pack the totals."""
-    allocated = state.allocated_bytes
-    return _STATE.pack(state.next_ino, state.inodes, state.blobs, state.size_bytes) + struct.pack(
-        f"<{len(allocated)}Q", *allocated
+    """Pack the totals. They are for people and limits: one that went wrong is the nearest that a
+    record holds, and ends nothing."""
+    totals = state.inodes, state.blobs, state.size_bytes, *state.allocated_bytes
+    counts = [max(0, min(total, _COUNT_MAX)) for total in totals]
+    return _STATE.pack(state.next_ino, *counts[:3]) + struct.pack(
+        f"<{len(counts) - 3}Q", *counts[3:]
     )
 
 

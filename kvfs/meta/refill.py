@@ -86,7 +86,8 @@ def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> 
         above = batch.find(one.parent)
         if above is None or not above.is_directory:
             continue
-        is_here = batch.blob(one.inode.digest) is not None
+        blob = batch.blob(one.inode.digest)
+        is_here = blob is not None and blob.references > 0  # else its file is on its way out
         if not (one.inode.is_directory or is_here):
             continue
         found = batch.entry(one.parent, one.name)
