@@ -165,6 +165,7 @@ class Cluster:
         while True:
             await trio.sleep(CLUSTER_RENEW_S)
             try:
+                self._engine.look_after()
                 while (
                     self._engine.refill_more(self._node.now_ns())
                     or self._engine.recheck_more()

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import lmdb
 
-from kvfs.errors import NamespaceError
+from kvfs.errors import Corrupt, NamespaceError
 from kvfs.meta import records
 from kvfs.meta.contract import Blob, ChunkInfo, Inode, Publication
 from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
+from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import STATE_KEY, InodeCache, Tables, View
 from kvfs.names import CHUNK_SUFFIX
 
@@ -191,7 +192,8 @@ class Batch(View):
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         """Have a blob lie elsewhere, and its files in the eviction order of that directory."""
-        holders = [inode for ino in self.holders(old.digest) if is_ranked(inode := self.inode(ino))]
+        found = map(self.find, self.holders(old.digest))
+        holders = [inode for inode in found if inode is not None and is_ranked(inode)]
         keys = [key for inode in holders if (key := self._rank(inode)) is not None]
         for key in keys:
             self.txn.delete(key, db=self.tables.used)
@@ -220,6 +222,10 @@ class Batch(View):
         for key in list(self.keys(self.tables.intent, digest)):
             self.txn.delete(key, db=self.tables.intent)
 
+    def drop_holder(self, digest: bytes, ino: int) -> None:
+        """A file that is said to hold a digest is not there, or holds another one."""
+        self._move_reference(digest, b"", ino)
+
     def _move_reference(self, old: bytes, new: bytes, ino: int) -> None:
         if new:
             blob = self.blob(new)
@@ -244,22 +250,25 @@ class Batch(View):
             raise NamespaceError(errno.EINVAL)
         namespace = self._namespace(ino)
         self.drop_chunk(ino)
+        if namespace is None:  # a cluster's server has lost where it lies: no prefix has it
+            return
         raw = records.encode_chunk(ChunkRecord(namespace, info))
         self.txn.put(pack_native(ino), raw, db=self.tables.chunk)
         key = records.child_prefix(namespace, info.parent) + pack_ordered(ino)
         self.txn.put(key, b"", db=self.tables.child)
 
-    def _namespace(self, ino: int) -> int:
+    def _namespace(self, ino: int) -> int | None:
         parent = self.first_parent(ino)
-        assert parent is not None
-        namespace = self.first_parent(parent)
-        assert namespace is not None
-        return namespace
+        return None if parent is None else self.first_parent(parent)
 
     def drop_chunk(self, ino: int) -> None:
         """Remove the chunk record of an inode, if it has one."""
         raw = self.txn.pop(pack_native(ino), db=self.tables.chunk)
         if raw is not None:
-            record = records.decode_chunk(raw)
+            try:
+                record = records.decode_chunk(raw)
+            except Corrupt as error:  # then its place in the index leads to nothing
+                UNREADABLE.note(error)
+                return
             prefix = records.child_prefix(record.namespace, record.info.parent)
             self.txn.delete(prefix + pack_ordered(ino), db=self.tables.child)

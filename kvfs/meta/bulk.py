@@ -22,7 +22,8 @@ _RECEIVE_BYTES = 64 * 1024
 _HIT_BYTES = len(b"$16\r\n\r\n") + len(NO_DIRENT)
 _MISS = b"$-1\r\n"
 _VALUE = re.compile(rb"\$(?:16\r\n(.{16})|-1)\r\n", re.DOTALL)
-_ERROR = re.compile(rb"(?:\A|\r\n)-[A-Z]{3}")  # hardly ever within a value, and no harm there
+# An error, or a value of another length; hardly ever within a value, and no harm there.
+_STRANGE = re.compile(rb"(?:\A|\r\n)-[A-Z]{3}|\r\n\$(?:[02-9]|1[^6]|16[^\r])")
 
 
 def by_directory(keys: Sequence[bytes]) -> dict[bytes, list[bytes]]:
@@ -116,7 +117,7 @@ class DirentsQuestion:
         return (
             not self._first.startswith(answer[: len(self._first)])
             or len(answer) > self._whole_bytes
-            or _ERROR.search(answer) is not None
+            or _STRANGE.search(answer) is not None
         )
 
 

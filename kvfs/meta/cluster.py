@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Self
 
 import msgpack
 
+from kvfs.errors import Corrupt
 from kvfs.meta import records
 from kvfs.meta.batch import Batch, is_loose
-from kvfs.meta.contract import Blob, Candidate, Inode, Publication
+from kvfs.meta.contract import DIGEST_BYTES, Blob, Candidate, Inode, Publication
 from kvfs.meta.numbers import Numbers
-from kvfs.meta.records import pack_native
-from kvfs.meta.shared import KEPT_IF_THERE, Record, SharedTable, SharedTransaction
+from kvfs.meta.records import ChunkRecord, pack_native, pack_ordered
+from kvfs.meta.shared import KEPT_IF_THERE, Record, SharedTable, SharedTransaction, is_key
+from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import InodeCache, Tables, View
 
 if TYPE_CHECKING:
@@ -125,7 +127,11 @@ class ClusterView(View):
     txn: ClusterTransaction  # type: ignore[assignment]  # what is used of LMDB's, it has
 
     def _read(self, ino: int) -> Inode | None:
-        inode = super()._read(ino)
+        try:
+            inode = super()._read(ino)
+        except Corrupt as error:
+            UNREADABLE.note(error)
+            return None
         stamp = None if inode is None else self.stamp_of(ino)
         return inode if inode is None or stamp is None else replace(inode, used_ns=stamp.used_ns)
 
@@ -134,9 +140,20 @@ class ClusterView(View):
         raw = self.txn.get(pack_native(ino), db=self.tables.stamp)
         return None if raw is None else records.decode_stamp(raw)
 
+    def chunk(self, ino: int) -> ChunkRecord | None:
+        try:
+            return super().chunk(ino)
+        except Corrupt as error:
+            UNREADABLE.note(error)
+            return None
+
     def candidate(self, ino: int) -> Candidate | None:
         stamp = self.stamp_of(ino)
-        found = super().candidate(ino)
+        try:
+            found = super().candidate(ino)
+        except Corrupt as error:
+            UNREADABLE.note(error)
+            return None
         if found is None or stamp is None:
             return found
         return replace(found, used_ns=stamp.used_ns)
@@ -197,6 +214,20 @@ class ClusterBatch(ClusterView, Batch):
     def find(self, ino: int) -> Inode | None:
         """As this transaction sees it; not from the cache, so that what was seen is compared."""
         return self._changed[ino] if ino in self._changed else self._read(ino)
+
+    def entry(self, parent: int, name: bytes) -> Inode | None:
+        """A name whose file the server has lost is free."""
+        ino = self.entry_ino(parent, name)
+        return self.find(ino) if ino else None
+
+    def is_empty(self, directory: int) -> bool:
+        """Names whose files the server has lost are none, and go."""
+        prefix = pack_ordered(directory)
+        for key in self.keys(self.tables.dirent, prefix):
+            if self.entry(directory, key[len(prefix) :]) is not None:
+                return False
+            self.txn.delete(key, db=self.tables.dirent)
+        return True
 
     def take_ino(self) -> int:
         number = self._numbers.take(self._number_written)
@@ -280,6 +311,12 @@ class ClusterBatch(ClusterView, Batch):
         self.txn.delete(records.used_key(stamp.directory, stamp.used_ns, ino), db=self.tables.used)
         self.txn.delete(pack_native(ino), db=self.tables.stamp)
 
+    def _rank_all(self, inos: Iterable[int]) -> None:
+        for ino in inos:
+            inode = self.find(ino)
+            if inode is not None:  # else the server has lost it
+                self._rank_anew(inode)
+
     def _rank_anew(self, inode: Inode) -> None:
         """Have this node's order of use show a file as it is, whatever it showed before."""
         stamp = self.stamp_of(inode.ino)
@@ -332,8 +369,7 @@ class ClusterBatch(ClusterView, Batch):
         holders = self.holders(digest)
         self.arrived += holders
         self._put_blob(replace(blob, references=len(holders)))
-        for ino in holders:
-            self._rank_anew(self.inode(ino))
+        self._rank_all(holders)
         self.txn.shared.write(self._copy(digest), None if blob.directory in self._absent else b"")
 
     def settle_copy(self, digest: bytes) -> None:
@@ -357,8 +393,9 @@ class ClusterBatch(ClusterView, Batch):
     def add_found(self, publication: Publication, former_ids: Sequence[bytes]) -> bool:
         """As `add_copy`, of a file that lay here before the database did; the ids that this node
         had then have it no more."""
-        holders = self.holders(publication.digest)
-        if not holders or self.inode(holders[0]).size_bytes != publication.size_bytes:
+        found = [self.find(ino) for ino in self.holders(publication.digest)]
+        sizes = [inode.size_bytes for inode in found if inode is not None]
+        if not sizes or sizes[0] != publication.size_bytes:
             return False
         self.end_copies_of(publication.digest, former_ids)
         return self.add_copy(publication)
@@ -379,16 +416,14 @@ class ClusterBatch(ClusterView, Batch):
         if blob is None or not blob.references:
             return
         self._put_blob(replace(blob, references=0))
-        for ino in self.holders(digest):
-            self._rank_anew(self.inode(ino))
+        self._rank_all(self.holders(digest))
         self.txn.put(digest, b"", db=self.tables.doomed)
         self.txn.shared.write(self._copy(digest), None)  # so that not all give theirs up
 
     def move_blob(self, old: Blob, directory: int, allocated_bytes: int) -> None:
         super().move_blob(old, directory, allocated_bytes)
         self.txn.shared.write(self._copy(old.digest), b"")  # it may have lain on a missing disk
-        for ino in self.holders(old.digest):
-            self._rank_anew(self.inode(ino))
+        self._rank_all(self.holders(old.digest))
 
     def bury(self, digest: bytes) -> bool:
         was_doomed = super().bury(digest)
@@ -467,10 +502,24 @@ class Heard:
 
 
 def decode_news(raw: bytes) -> Heard:
-    """What `encode_news` said."""
+    """What `encode_news` said. Raises `ValueError` and the like for anything else."""
     written, moves, moves_directories = msgpack.unpackb(raw)
-    return Heard(
+    heard = Heard(
         tuple(Record(_BY_LETTER[letter], key) for letter, key in written),
         tuple(Move(*fields) for fields in moves),
         moves_directories,
     )
+    if not all(map(_is_record, heard.records)) or not all(map(_is_move, heard.moves)):
+        raise ValueError("not what a node says")
+    return heard
+
+
+def _is_record(record: Record) -> bool:
+    return isinstance(record.key, bytes) and is_key(record.table, record.key)
+
+
+def _is_move(move: Move) -> bool:
+    digests = move.old, move.new
+    return all(
+        isinstance(number, int) and 0 <= number < 2**63 for number in (move.ino, move.used_ns)
+    ) and all(isinstance(one, bytes) and len(one) in (0, DIGEST_BYTES) for one in digests)

@@ -159,7 +159,10 @@ def lose(batch: Batch, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Ino
     check_digest(digest)
     gone: list[tuple[int, bytes, Inode]] = []
     for ino in batch.holders(digest):
-        before = batch.inode(ino)
+        before = batch.find(ino)
+        if before is None or before.digest != digest:
+            batch.drop_holder(digest, ino)
+            continue
         names = tree.unlink_all(batch, before, now_ns)
         gone += [(parent, name, before) for parent, name, _ in names]
         orphan = batch.inode(ino)

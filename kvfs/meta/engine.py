@@ -13,6 +13,7 @@ from heapq import merge
 from itertools import islice
 from typing import TypeVar
 
+from kvfs.config import PATH_BYTES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta import content, tree
 from kvfs.meta.batch import Batch
@@ -92,6 +93,16 @@ class TableEngine(ABC):
             return self._lookups.index_more(view)
 
     def entries(self, parent: int, after: bytes, limit: int) -> list[Entry]:
+        found: list[Entry] = []
+        while (missing := limit - len(found)) > 0:
+            names = self._entries(parent, after, missing, found)
+            if len(names) < missing:
+                break
+            after = names[-1]  # some may have gone since they were listed
+        return found
+
+    def _entries(self, parent: int, after: bytes, limit: int, found: list[Entry]) -> list[bytes]:
+        """The next names of a directory; those that lead to something are put with `found`."""
         prefix = pack_ordered(parent)
         with self._reading() as view:
             view.directory(parent)
@@ -99,13 +110,11 @@ class TableEngine(ABC):
             view.read_ahead(view.tables.dirent, keys)
             names = [key[len(prefix) :] for key in keys]
             view.read_inodes_ahead(view.entry_ino(parent, name) for name in names)
-            found: list[Entry] = []
             for name in names:
                 inode = view.find(view.entry_ino(parent, name))
-                if inode is not None:  # else it has gone since it was listed
+                if inode is not None:
                     found.append(Entry(name, inode))
-        missing = len(names) - len(found)
-        return found + self.entries(parent, names[-1], missing) if missing else found
+        return names
 
     def parent_of(self, ino: int) -> int:
         with self._reading() as view:
@@ -278,6 +287,8 @@ def _path(view: View, parent: int, name: bytes) -> bytes:
         names = view.names(parent)
         if not names:
             raise NamespaceError(errno.ENOENT)
-        [(parent, name)] = names
+        parent, name = names[0]
         parts.append(name)
+        if len(parts) > PATH_BYTES_MAX:
+            raise NamespaceError(errno.ELOOP)
     return b"/".join(reversed(parts))

@@ -56,6 +56,8 @@ class FollowingEngine(SharedEngine):
         self._untold: list[Heard] = []  # what `catch_up` will tell
         self._checked_to: tuple[int, bytes] | None = None  # of `_own_tables`, and of its keys
         super().__init__(database, server, node_id)
+        with self._reading_own() as local:
+            server.inodes = max(1, local.state().inodes)
         news = server.news(FEED_END)
         self._seen, self._inodes = news.last, news.inodes
         self._journal, self._redo = Journal(news.last), Redo()
@@ -178,6 +180,11 @@ class FollowingEngine(SharedEngine):
         self._journal, self._redo = Journal(self._seen), Redo()
         self._refill = Refill()
         return Unavailable("the metadata server was emptied; nodes tell it again what they have")
+
+    def look_after(self) -> None:
+        """Have the server be sound: what it lost, or others spoiled, of what all nodes count on is
+        made anew. Little work, for now and then. Raises `Unavailable`."""
+        self._server.mend()
 
     def _begin_refill(self) -> None:
         """Tell the server of a new epoch all names again: it was emptied while this node was away;

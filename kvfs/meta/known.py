@@ -11,7 +11,7 @@ from typing import Protocol
 
 from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
 from kvfs.meta.bulk import by_directory
-from kvfs.meta.records import NO_DIRENT
+from kvfs.meta.records import NO_DIRENT, is_dirent
 from kvfs.meta.shared import (
     FIRST_PAGE_MEMBERS,
     KEPT_IF_THERE,
@@ -125,6 +125,9 @@ class Known:
         values = self._values[record.table]
         if value is None and record.table in KEPT_IF_THERE:
             values.pop(record.key, None)
+            return
+        if value is not None and record.table is SharedTable.DIRENT and not is_dirent(value):
+            values.pop(record.key, None)  # `dirents` trusts what is here
             return
         values[record.key] = value
         if len(values) > CLUSTER_RECORDS_CACHED_MAX:

@@ -156,10 +156,10 @@ class Lookups:
             name = path.rpartition(b"/")[2]
             if name:
                 raw = view.txn.get(prefix + name)
-                if raw is None:
+                if raw is None or not records.is_dirent(raw):
                     return records.NO_DIRECTORY
-                inode = view.inode(records.dirent_ino(raw))
-                if not inode.is_directory:
+                inode = view.find(records.dirent_ino(raw))
+                if inode is None or not inode.is_directory:
                     return records.NO_DIRECTORY  # not remembered: a directory may take the name
                 prefix = records.entries_prefix(raw)
             directories[path] = prefix

@@ -13,6 +13,25 @@ local kept = tonumber(ARGV[7])
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local changed = {}
+-- What is of another kind than ours says nothing of any node.
+local function clear_unless(kind, name)
+  local found = redis.call('TYPE', p .. name)
+  if found.ok ~= 'none' and found.ok ~= kind then redis.call('DEL', p .. name) end
+end
+clear_unless('hash', 'members')
+for _, name in ipairs({'leases', 'gone', 'member-changes'}) do clear_unless('zset', name) end
+local function counter(name)
+  clear_unless('string', name)
+  local text = redis.call('GET', p .. name)
+  if not text then return 0 end
+  return #text < 16 and string.match(text, '^%d+$') and tonumber(text)
+end
+local forgotten, lists = counter('member-forgotten'), counter('member-lists')
+if not forgotten or not lists then -- whoever saw a list gets the next one whole
+  forgotten, lists = now_ms, now_ms
+  redis.call('SET', p .. 'member-forgotten', string.format('%.0f', now_ms))
+  redis.call('SET', p .. 'member-lists', string.format('%.0f', now_ms))
+end
 local function went(id) -- `gone.lua` says for how long
   changed[#changed + 1] = id
   redis.call('ZADD', p .. 'gone', now_ms, id)
@@ -20,8 +39,9 @@ local function went(id) -- `gone.lua` says for how long
 end
 local there = redis.call('HGET', p .. 'members', node)
 if ARGV[6] == '1' and there and there ~= words then
-  local before, now_said = cmsgpack.unpack(there), cmsgpack.unpack(words)
-  local is_its_place = before[4] == now_said[4] and before[6] ~= '' and before[6] == now_said[6]
+  local is_read, before = pcall(cmsgpack.unpack, there)
+  local now_said = cmsgpack.unpack(words)
+  local is_its_place = not is_read or type(before) ~= 'table' or before[4] == now_said[4] and before[6] ~= '' and before[6] == now_said[6]
   local until_ms = redis.call('ZSCORE', p .. 'leases', node)
   if not is_its_place and until_ms and tonumber(until_ms) > now_ms then return {-1} end
 end
@@ -51,14 +71,15 @@ if #changed > 0 then
   local extra = redis.call('ZCARD', p .. 'member-changes') - kept
   if extra > 0 then
     local last = redis.call('ZRANGE', p .. 'member-changes', extra - 1, extra - 1, 'WITHSCORES')
+    forgotten = tonumber(last[2])
     redis.call('SET', p .. 'member-forgotten', last[2])
     redis.call('ZREMRANGEBYRANK', p .. 'member-changes', 0, extra - 1)
   end
 else
-  number = tonumber(redis.call('GET', p .. 'member-lists') or '0')
+  number = lists
 end
 local count = redis.call('HLEN', p .. 'members')
-if not there or seen < tonumber(redis.call('GET', p .. 'member-forgotten') or '0') then
+if not there or seen < forgotten or seen > number then
   return {number, count, 1, redis.call('HGETALL', p .. 'members')}
 end
 if number == seen then return {number, count} end

@@ -5,13 +5,15 @@ it fills a server with that has lost everything.
 Of directories only names matter, so that their time stamps, which everybody changes, may be old.
 """
 
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from kvfs.errors import Corrupt
 from kvfs.meta import records
+from kvfs.meta.contract import Inode
 from kvfs.meta.records import pack_native, pack_ordered
-from kvfs.meta.shared import Commit, Page, Record, SharedTable
+from kvfs.meta.shared import Commit, Page, Record, SharedTable, is_key
+from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import Tables
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ class Mirror:
         """What was known last."""
         table = self._tables.get(record.table)
         return None if table is None else self._txn.get(record.key, db=table)
+
+    def inode(self, ino: int) -> Inode | None:
+        """An inode as it was known last."""
+        raw = self.value(inode_record(ino))
+        try:
+            return None if raw is None else records.decode_inode(ino, raw)
+        except Corrupt as error:  # an older version kept whatever the server said
+            UNREADABLE.note(error)
+            return None
 
     def members(self, page: Page) -> tuple[bytes, ...]:
         """The names of a directory that were known last."""
@@ -82,9 +93,9 @@ class Mirror:
     def put(self, record: Record, value: bytes | None) -> None:
         """This is how a record is now; None: it is not."""
         table = self._tables.get(record.table)
-        if table is None:
+        if table is None or not is_key(record.table, record.key):
             return
-        if value is None:
+        if value is None or not _is_sound(record, value):
             self._txn.delete(record.key, db=table)
         else:
             self._txn.put(record.key, value, db=table)
@@ -110,8 +121,20 @@ class Mirror:
             return self.value(Record(SharedTable.INODE, record.key)) is not None
         if known is None or record.table is not SharedTable.INODE:
             return known is not None
-        ino = int.from_bytes(record.key, "little")
-        return not stat.S_ISDIR(records.decode_inode(ino, known).mode)
+        inode = self.inode(int.from_bytes(record.key, "little"))
+        return inode is None or not inode.is_directory
+
+
+def _is_sound(record: Record, value: bytes) -> bool:
+    try:
+        if record.table is SharedTable.INODE:
+            records.decode_inode(int.from_bytes(record.key, "little"), value)
+        elif record.table is SharedTable.CHUNK:
+            records.decode_chunk(value)
+    except Corrupt as error:
+        UNREADABLE.note(error)
+        return False
+    return record.table is not SharedTable.DIRENT or records.is_dirent(value)
 
 
 def _inode_of(name: Record) -> int:

@@ -9,7 +9,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvfs.meta.contract import ROOT_INO, Blob, ChunkInfo, Inode
+from kvfs.config import NAME_BYTES_MAX
+from kvfs.errors import Corrupt
+from kvfs.meta.contract import DIGEST_BYTES, ROOT_INO, Blob, ChunkInfo, Inode
 
 TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
@@ -20,6 +22,11 @@ _USE = struct.Struct("<I44xQ8xB")  # mode, used_ns and flags of an inode
 _USED_OFFSET = struct.calcsize("<IIIIQqqq")
 _USED_END = _USED_OFFSET + 8
 _PINNED = 1
+_KINDS_WITH_TAIL = {stat.S_IFREG, stat.S_IFLNK}
+_KINDS = _KINDS_WITH_TAIL | {
+    stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK
+}  # fmt: skip
+_LINKS_MAX = 2**32 - 1
 _DIRENT = struct.Struct("<QQ")
 _BLOB = struct.Struct("<QQHQ")
 _STAMP = struct.Struct("<QH?")
@@ -45,7 +52,7 @@ def encode_inode(inode: Inode) -> bytes:
         inode.mode,
         inode.uid,
         inode.gid,
-        inode.nlink,
+        max(0, min(inode.nlink, _LINKS_MAX)),
         inode.size_bytes,
         inode.atime_ns,
         inode.mtime_ns,
@@ -57,10 +64,20 @@ def encode_inode(inode: Inode) -> bytes:
 
 
 def decode_inode(ino: int, raw: bytes) -> Inode:
-    """The inode that `encode_inode` packed."""
+    """The inode that `encode_inode` packed. Raises `Corrupt` for anything else."""
+    if len(raw) < _INODE.size:
+        raise Corrupt(f"inode {ino}", "its record is cut short")
     mode, uid, gid, nlink, size, atime, mtime, ctime, used, rdev, flags = _INODE.unpack_from(raw)
     tail = raw[_INODE.size :]
-    digest, target = (b"", tail) if stat.S_ISLNK(mode) else (tail, b"")
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFLNK:
+        digest, target = b"", tail
+    else:
+        digest, target = tail, b""
+    if kind not in _KINDS or (tail and kind not in _KINDS_WITH_TAIL):
+        raise Corrupt(f"inode {ino}", "its record is of no kind of file")
+    if digest and len(digest) != DIGEST_BYTES:
+        raise Corrupt(f"inode {ino}", "its record has no digest")
     return Inode(
         ino, mode, uid, gid, nlink, size, atime, mtime, ctime, rdev, digest, target, used,
         flags == _PINNED,
@@ -101,7 +118,9 @@ class Use:
 
 
 def use_of(raw: bytes) -> Use:
-    """The use of a packed inode, without unpacking the rest."""
+    """The use of a packed inode, without unpacking the rest. Raises `Corrupt` for none."""
+    if len(raw) < _INODE.size:
+        raise Corrupt("an inode", "its record is cut short")
     mode, used_ns, flags = _USE.unpack_from(raw)
     return Use(used_ns, flags == _PINNED, raw[_INODE.size :] if stat.S_ISREG(mode) else b"")
 
@@ -128,6 +147,21 @@ def encode_dirent(inode: Inode) -> bytes:
     """Inode number, and size plus one of a published regular file, else 0: what a batch look-up
     wants, so that it need not fetch the inode."""
     return _DIRENT.pack(inode.ino, inode.size_bytes + 1 if inode.digest else 0)
+
+
+def is_dirent(raw: bytes) -> bool:
+    """Whether `encode_dirent` may have packed it."""
+    return len(raw) == _DIRENT.size
+
+
+def is_name(name: bytes) -> bool:
+    """Whether a file can be called so."""
+    return (
+        0 < len(name) <= NAME_BYTES_MAX
+        and b"/" not in name
+        and b"\0" not in name
+        and name not in (b".", b"..")
+    )
 
 
 def dirent_ino(raw: bytes) -> int:
@@ -226,10 +260,15 @@ def encode_chunk(record: ChunkRecord) -> bytes:
 
 
 def decode_chunk(raw: bytes) -> ChunkRecord:
-    """The record that `encode_chunk` packed."""
-    namespace, start, end, group, shard, key_bytes, parent_bytes, _ = _CHUNK.unpack_from(raw)
+    """The record that `encode_chunk` packed. Raises `Corrupt` for anything else."""
+    if len(raw) < _CHUNK.size:
+        raise Corrupt("a chunk", "its record is cut short")
+    fields = _CHUNK.unpack_from(raw)
+    namespace, start, end, group, shard, key_bytes, parent_bytes, digest_bytes = fields
     parent_at = _CHUNK.size + key_bytes
     tokens_at = parent_at + parent_bytes
+    if len(raw) != tokens_at + digest_bytes:
+        raise Corrupt("a chunk", "its record is not as long as it says")
     return ChunkRecord(
         namespace,
         ChunkInfo(

@@ -14,7 +14,7 @@ from kvfs.config import REFILL_STEP
 from kvfs.meta import records, tree
 from kvfs.meta.cluster import ClusterBatch
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Inode
-from kvfs.meta.mirror import Mirror, chunk_record, inode_record
+from kvfs.meta.mirror import Mirror, chunk_record
 from kvfs.meta.shared import Commit, SharedTable
 from kvfs.meta.view import Tables
 
@@ -72,12 +72,12 @@ class Refill:
 
 def remember(mirror: Mirror, parent: int, name: bytes, ino: int) -> Remembered | None:
     """What a name stood for."""
-    raw = mirror.value(inode_record(ino))
-    if raw is None:
+    inode = mirror.inode(ino)
+    if inode is None:
         return None
     packed_chunk = mirror.value(chunk_record(ino))
     chunk = None if packed_chunk is None else records.decode_chunk(packed_chunk).info
-    return Remembered(parent, name, records.decode_inode(ino, raw), chunk)
+    return Remembered(parent, name, inode, chunk)
 
 
 def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> None:

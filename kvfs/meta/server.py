@@ -7,6 +7,7 @@ for `wait_news` and `renew_lease`.
 
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,9 +23,11 @@ from kvfs.config import (
     CLUSTER_FEED_ENTRIES,
     CLUSTER_LISTEN_S,
     CLUSTER_NEWS_ENTRIES,
+    CLUSTER_STRANGE_S,
 )
 from kvfs.errors import Unavailable
 from kvfs.meta.bulk import DirentsQuestion
+from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.meta.journal import Point, Standing
 from kvfs.meta.primary import Link, Primary
 from kvfs.meta.records import NO_DIRENT
@@ -34,9 +37,11 @@ from kvfs.meta.url import Form
 
 MARK_BYTES = 16
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
+_COUNTER_DIGITS = 15  # as the scripts take it, whose numbers are exact as far as that
 FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
 _SCRIPTS = ("begin", "commit", "members", "sweep", "history", "gone")
+_UNSOUND = "the metadata server does not keep its counters: see who else writes to its keys"
 _ROOT_GROUP = bytes(8)
 _BEGIN_KEYS = (
     b"i" + (1).to_bytes(8, "little"), b"d" + _ROOT_GROUP, b"e" + _ROOT_GROUP,
@@ -97,6 +102,8 @@ class MetaServer:
         self._serial = 0  # of the last transaction in this run
         self._silence = Silence()
         self.epoch = b""
+        self.inodes = 0  # of the cluster, as far as this node heard
+        self._root = b"", b""
         primary = Primary(url, self._key(b"epoch"))
         self._deadline_s = deadline_s
         self._link = Link(primary, deadline_s)
@@ -110,14 +117,26 @@ class MetaServer:
 
     def begin(self, root_inode: bytes, root_dirent: bytes) -> None:
         """Find the cluster on the server, or make it with an empty root."""
-        args = [self.prefix, secrets.token_hex(16), root_inode, root_dirent]
-        self.epoch = self._run_script("begin", args, _BEGIN_KEYS)
+        self._root = root_inode, root_dirent
+        self.epoch = self._say_begin()
+
+    def mend(self) -> None:
+        """Make anew what the server has lost, or holds garbage for, of what all nodes count on; as
+        `begin`, but who has another epoch than this node knew of finds it later. Raises
+        `Unavailable`."""
+        self._say_begin()
+
+    def _say_begin(self) -> bytes:
+        args = [self.prefix, secrets.token_hex(16), *self._root, self.inodes]
+        epoch: bytes = self._run_script("begin", args, _BEGIN_KEYS)
+        return epoch
 
     def claim(self, name: bytes) -> bool:
         """Take something that only one node may have, for good; whether it is this node's."""
         key = self._key(b"claim:" + name)
         self._ask(lambda client: client.set(key, self._node_id, nx=True))
-        return self._ask(lambda client: client.get(key)) == self._node_id
+        found: list[Any] = self._ask(lambda client: client.mget([key]))  # nothing of another kind
+        return found == [self._node_id]
 
     # Reading -------------------------------------------------------------------------------------
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
@@ -144,7 +163,8 @@ class MetaServer:
         if points:
             found.update(zip(points, next(answers), strict=True))
         for (table, group), members in groups.items():
-            for member, value in zip(members, next(answers), strict=True):
+            values = next(answers) or [None] * len(members)
+            for member, value in zip(members, values, strict=True):
                 found[Record(table, group + member)] = value
         return [found[record] for record in wanted]
 
@@ -158,7 +178,7 @@ class MetaServer:
             return found
         keys = chain.from_iterable(groups.values())
         values = self.values([Record(SharedTable.DIRENT, key) for key in keys])
-        return [value or NO_DIRENT for value in values]
+        return [value if value and len(value) == len(NO_DIRENT) else NO_DIRENT for value in values]
 
     def members(self, page: Page) -> tuple[bytes, ...]:
         """As `Source.members`."""
@@ -173,7 +193,7 @@ class MetaServer:
                 key = self._key(letter.encode() + page.group)
                 pipe.zrangebylex(key, b"[" + page.start, "+", 0, page.limit)
 
-        return [tuple(found) for found in self._read(ask)]
+        return [tuple(found or ()) for found in self._read(ask)]
 
     def _read(self, ask: Callable[["redis.client.Pipeline"], object]) -> list[Any]:
         """Answers to several questions, in one round trip. `Unavailable` also from a server that
@@ -183,7 +203,7 @@ class MetaServer:
             with client.pipeline(transaction=False) as pipe:
                 pipe.get(self._key(b"epoch"))
                 ask(pipe)
-                return pipe.execute()
+                return _without_strange(pipe.execute(raise_on_error=False))
 
         epoch, *answers = self._ask(question)
         if epoch != self.epoch:
@@ -191,27 +211,38 @@ class MetaServer:
         return answers
 
     def news(self, after: int) -> News:
-        """What happened since an entry of the feed."""
+        """What happened since an entry of the feed. What others put there is left out, and a
+        counter that is lost is made anew before. Raises `Unavailable`."""
+        for _ in range(2):
+            found = self._read_news(after)
+            if found is not None:
+                self.inodes = found.inodes
+                return found
+            self.mend()
+        raise Unavailable(_UNSOUND)
 
+    def _read_news(self, after: int) -> News | None:
         def question(client: "redis.Redis") -> list[Any]:
             # No script: that would take each entry apart, five times the server's work.
             with client.pipeline(transaction=False) as pipe:
                 pipe.mget([self._key(name) for name in (b"epoch", b"inodes", b"seq", b"mark")])
                 pipe.xrange(self._key(b"feed"), f"{after}-0", "+", CLUSTER_NEWS_ENTRIES + 1)
-                return pipe.execute()
+                return _without_strange(pipe.execute(raise_on_error=False))
 
-        (epoch, inodes, sequence, mark), entries = self._ask(question)
-        shown = [
-            _read_entry(int(entry_id.partition(b"-")[0]), words)
-            for entry_id, fields in entries
-            for words in fields.values()
-        ]
+        (epoch, raw_inodes, raw_sequence, mark), entries = self._ask(question)
+        inodes, sequence = _read_counter(raw_inodes), _read_counter(raw_sequence)
+        if epoch != self.epoch:  # nothing else says anything
+            return News(epoch or b"", inodes or 0, Point(sequence or 0, mark or b""), b"", ())
+        if inodes is None or sequence is None or entries is None:
+            return None
+        read = (_read_entry(entry_id, fields) for entry_id, fields in entries)
+        shown = [entry for entry in read if entry is not None]
         seen = shown.pop(0)[0].mark if shown and shown[0][0].sequence == after else b""
         # The entries were asked for after the number: one may have come between.
-        last = Point(int(sequence or 0), mark or b"")
+        last = Point(sequence, mark or b"")
         if shown and shown[-1][0].sequence > last.sequence:
             last = shown[-1][0]
-        return News(epoch or b"", int(inodes or 0), last, seen, tuple(shown))
+        return News(epoch, inodes, last, seen, tuple(shown))
 
     def history(self, points: Sequence[Point]) -> list[Standing]:
         """Whether the server has what a node knows of. Raises `Unavailable`."""
@@ -225,9 +256,23 @@ class MetaServer:
         """Wait a while for an entry of the feed; for a thread of its own. Raises `Unavailable`."""
         feed: dict[Any, Any] = {self._key(b"feed"): f"{after}-0"}
         wait_ms = int(CLUSTER_LISTEN_S * 1000)
-        news = self._listener.ask(lambda client: client.xread(feed, count=1, block=wait_ms))
+
+        def question(client: "redis.Redis") -> Any:
+            try:
+                return client.xread(feed, count=1, block=wait_ms)
+            except redis.ResponseError as error:
+                if not _is_strange(error):
+                    raise
+            return None
+
+        began_s = time.monotonic()
+        news = self._listener.ask(question)
         self._silence.note_answer()
-        return bool(news)
+        entries = [entry for _, found in news or () for entry in found]
+        is_ours = any(_read_entry(*entry) is not None for entry in entries)
+        if not is_ours and time.monotonic() - began_s < CLUSTER_STRANGE_S:
+            time.sleep(CLUSTER_STRANGE_S)  # others' entries would be there again at once
+        return is_ours
 
     def renew_lease(self, words: bytes, lease_s: float, seen: int, *, is_new: bool) -> list[Any]:
         """As `members.lua` says; for a thread of its own. Raises `Unavailable`."""
@@ -250,14 +295,14 @@ class MetaServer:
         """Some of the digests that one of these nodes is said to have; and where to go on, `b"0"`
         at the end, as at the beginning. Looks at about so many keys."""
         after, digests = self._run_script("sweep", [self.prefix, cursor, keys, *node_ids])
-        return after, digests
+        return after, [digest for digest in digests if len(digest) == DIGEST_BYTES]
 
     def gone_nodes(self, after_s: float, limit: int, settled: bytes) -> list[bytes]:
         """Nodes whose lease has been over for so long and that have not been `settled`: left with
         nothing on the list of what they have not finished."""
         args = [self.prefix, int(after_s * 1000), limit, settled]
         found: list[bytes] = self._run_script("gone", args)
-        return found
+        return [node_id for node_id in found if len(node_id) == NODE_ID_BYTES]
 
     def member_words(self, node_id: bytes) -> bytes | None:
         """What a node says of itself whose lease has not ended. Raises `Unavailable`."""
@@ -268,7 +313,7 @@ class MetaServer:
                 pipe.hget(members, node_id)
                 pipe.zscore(leases, node_id)
                 pipe.time()
-                return pipe.execute()
+                return _without_strange(pipe.execute(raise_on_error=False))
 
         words, until_ms, (seconds, micros) = self._ask(question)
         is_there = until_ms is not None and until_ms > seconds * 1000 + micros // 1000
@@ -309,7 +354,13 @@ class MetaServer:
             "commit", [self.prefix, packed], _keys_of(commit, self._node_id)
         )
         state, number, count, *mark = self._ask(question, tries=2)
+        if state == b"unsound":
+            self.mend()
+            state, number, count, *mark = self._ask(question, tries=2)
+        if state == b"unsound":
+            raise Unavailable(_UNSOUND)
         if state == b"done":
+            self.inodes = count
             return Done(Point(number, mark[0]), count)
         if state == b"epoch":
             return Conflict(None)
@@ -360,10 +411,39 @@ class _Script:
         return cls(text, hashlib.sha1(text.encode()).hexdigest())
 
 
-def _read_entry(number: int, words: bytes) -> tuple[Point, bytes, bytes]:
+def _read_entry(
+    entry_id: bytes, fields: Mapping[bytes, bytes] | None
+) -> tuple[Point, bytes, bytes] | None:
+    """An entry of the feed; None for one that no node wrote."""
+    number = _read_counter(entry_id.removesuffix(b"-0"))
+    words = fields.get(b"") if fields and len(fields) == 1 else None
     mark_end = NODE_ID_BYTES + MARK_BYTES
+    if number is None or words is None or len(words) < mark_end:
+        return None
     at = Point(number, words[NODE_ID_BYTES:mark_end])
     return at, words[:NODE_ID_BYTES], words[mark_end:]
+
+
+def _read_counter(raw: bytes | None) -> int | None:
+    """A number that the scripts wrote; None for anything else, which they make anew."""
+    if raw is None or len(raw) > _COUNTER_DIGITS or not raw.isdigit():
+        return None
+    return int(raw)
+
+
+def _without_strange(answers: list[Any]) -> list[Any]:
+    """The answers to several questions; None from a key of another kind than ours, which is as one
+    that is not there. Raises the first other error."""
+    for index, answer in enumerate(answers):
+        if isinstance(answer, Exception):
+            if not _is_strange(answer):
+                raise answer
+            answers[index] = None
+    return answers
+
+
+def _is_strange(error: Exception) -> bool:
+    return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
 
 
 def _keys_of(commit: Commit, node_id: bytes) -> list[bytes]:

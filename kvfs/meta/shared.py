@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kvfs.config import CLUSTER_PAGE_MEMBERS
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.meta.records import ROOT_DIRENT_KEY, is_name
 
 FIRST_PAGE_MEMBERS = (
     16  # most groups have one or two; and less read is less to be changed by others
@@ -45,6 +46,9 @@ class SharedTable(Enum):
 KEPT_IF_THERE = (SharedTable.INODE, SharedTable.NAME)
 
 
+_CHILD_HEAD_BYTES = 9
+
+
 def _child_group_bytes(key: bytes) -> int:
     return 9 + key[8]  # namespace, length of the parent's key, that key
 
@@ -57,6 +61,34 @@ _GROUP_BYTES: dict[SharedTable, Callable[[bytes], int]] = {
     SharedTable.COPY: lambda _: DIGEST_BYTES,
     SharedTable.LOOSE: lambda _: NODE_ID_BYTES,
 }
+
+
+_MEMBER_BYTES = {
+    SharedTable.HOLDER: 8,
+    SharedTable.CHILD: 8,
+    SharedTable.LOOSE: 8,
+    SharedTable.COPY: NODE_ID_BYTES,
+}
+_POINT_BYTES = {SharedTable.INODE: 8, SharedTable.CHUNK: 8, SharedTable.GONE: NODE_ID_BYTES}
+
+
+def is_member(table: SharedTable, member: bytes) -> bool:
+    """Whether a node may have put it into a group of that table."""
+    size_bytes = _MEMBER_BYTES.get(table)
+    if size_bytes is not None:
+        return len(member) == size_bytes
+    return is_name(member[8:] if table is SharedTable.NAME else member)
+
+
+def is_key(table: SharedTable, key: bytes) -> bool:
+    """Whether a node may have written a record of that table there."""
+    size_bytes = _POINT_BYTES.get(table)
+    if size_bytes is not None:
+        return len(key) == size_bytes
+    if table is SharedTable.CHILD and len(key) < _CHILD_HEAD_BYTES:
+        return False
+    cut = _GROUP_BYTES[table](key)
+    return len(key) >= cut and (is_member(table, key[cut:]) or key == ROOT_DIRENT_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +236,9 @@ class SharedTransaction:
             members = self.commit.pages.get(page)
             if members is None:
                 members = self.commit.pages[page] = self._source.members(page)
-            yield from members
+            for member in members:
+                if is_member(table, member):
+                    yield member
             if len(members) < limit:
                 return
             start, limit = members[-1] + b"\0", CLUSTER_PAGE_MEMBERS

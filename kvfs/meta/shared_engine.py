@@ -11,7 +11,9 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import lmdb
 
 from kvfs.config import CLUSTER_CONFLICTS_MAX, RECHECK_STEP
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
@@ -28,15 +30,20 @@ from kvfs.meta.shared import Commit, Page, Record, SharedTable, SharedTransactio
 from kvfs.meta.unsettled import Unsettled, copies_of
 from kvfs.meta.view import View
 
-if TYPE_CHECKING:
-    import lmdb
-
 _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
 
 
 class _Changed(Exception):
     """What a transaction saw has changed: it runs again."""
+
+
+# What rules meet where records do not fit each other.
+_CONTRADICTIONS = (AssertionError, struct.error, lmdb.BadValsizeError)
+
+
+def _contradiction(error: Exception) -> Corrupt:
+    return Corrupt("the metadata server", f"its records contradict each other ({error!r})")
 
 
 class SharedEngine(LmdbEngine, ABC):
@@ -62,7 +69,10 @@ class SharedEngine(LmdbEngine, ABC):
         with self._reading_own() as local:
             shared = SharedTransaction(_OrRemembered(self._known, self._remembered))
             txn = ClusterTransaction(local.txn, shared, self._tables)
-            yield ClusterView(txn, self._tables, self._cache)  # type: ignore[arg-type]  # see there
+            try:
+                yield ClusterView(txn, self._tables, self._cache)  # type: ignore[arg-type]  # see there
+            except _CONTRADICTIONS as error:
+                raise _contradiction(error) from error
 
     def _write(self, change: Callable[[Batch], _Result]) -> _Result:
         for attempt in range(CLUSTER_CONFLICTS_MAX):
@@ -105,10 +115,12 @@ class SharedEngine(LmdbEngine, ABC):
             batch = self._batch(txn, shared)
             try:
                 result = change(batch)
-            except (NamespaceError, AssertionError, struct.error):
+            except (NamespaceError, *_CONTRADICTIONS) as error:
                 # Is it so, or was it so, or were the records of different times?
                 self._settle(batch, None)
-                raise
+                if isinstance(error, NamespaceError):
+                    raise
+                raise _contradiction(error) from error
             deed = self._settle(batch, encode_news(batch) if shared.commit.writes else None)
             batch.finish()
             Mirror(txn, self._tables).learn(shared.commit)
@@ -260,7 +272,10 @@ class _OrRemembered:
             return self._known.dirents(keys)
         except Unavailable:
             found = self.values([Record(SharedTable.DIRENT, key) for key in keys])
-            return [value or records.NO_DIRENT for value in found]
+            return [
+                value if value and records.is_dirent(value) else records.NO_DIRENT
+                for value in found
+            ]
 
     def members(self, page: Page) -> tuple[bytes, ...]:
         try:

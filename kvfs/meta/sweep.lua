@@ -6,7 +6,8 @@ local walked = redis.call('SCAN', ARGV[2], 'MATCH', p .. 'o*', 'COUNT', ARGV[3])
 local found = {}
 for _, key in ipairs(walked[2]) do
   for i = 4, #ARGV do
-    if redis.call('ZSCORE', key, ARGV[i]) then
+    local score = redis.pcall('ZSCORE', key, ARGV[i]) -- a table: an error, of a key of another kind
+    if type(score) == 'string' then
       found[#found + 1] = string.sub(key, #p + 2)
       break
     end

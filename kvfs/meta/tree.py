@@ -66,7 +66,9 @@ def new_inode(batch: Batch, directory: Inode, mode: int, uid: int, gid: int, now
 def change_directory(batch: Batch, directory: Inode, now_ns: int, links: int = 0) -> Inode:
     """Note that a directory's entries changed, and how many more subdirectories it has."""
     now_ns = records.clamp_time(now_ns)
-    changed = replace(directory, mtime_ns=now_ns, ctime_ns=now_ns, nlink=directory.nlink + links)
+    changed = replace(
+        directory, mtime_ns=now_ns, ctime_ns=now_ns, nlink=max(2, directory.nlink + links)
+    )
     return batch.store(changed, directory)
 
 
@@ -139,7 +141,7 @@ def release_name(batch: Batch, parent: int, name: bytes, inode: Inode, now_ns: i
     if inode.is_directory:
         batch.drop(inode)
         return replace(inode, nlink=0, ctime_ns=now_ns)
-    return batch.store(replace(inode, nlink=inode.nlink - 1, ctime_ns=now_ns), inode)
+    return batch.store(replace(inode, nlink=max(0, inode.nlink - 1), ctime_ns=now_ns), inode)
 
 
 def unlink(batch: Batch, parent: int, name: bytes, now_ns: int) -> Inode:
@@ -253,12 +255,15 @@ def _existing(batch: Batch, parent: int, name: bytes) -> tuple[Inode, Inode]:
 def _lineage(view: View, ino: int) -> Iterator[int]:
     """A directory and those above it, up to the root."""
     yield ino
-    while ino != ROOT_INO:
+    for _ in range(PATH_BYTES_MAX):
+        if ino == ROOT_INO:
+            return
         parent = view.first_parent(ino)
         if parent is None:
             raise NamespaceError(errno.ENOENT)
         ino = parent
         yield ino
+    raise NamespaceError(errno.ELOOP)
 
 
 def _check_replaceable(batch: Batch, moved: Inode, found: Inode, new_name: bytes) -> None:

@@ -157,7 +157,7 @@ class View:
     def entry_ino(self, parent: int, name: bytes) -> int:
         """Its number, or 0."""
         raw = self.txn.get(pack_ordered(parent) + name, db=self.tables.dirent)
-        return 0 if raw is None else records.dirent_ino(raw)
+        return 0 if raw is None or not records.is_dirent(raw) else records.dirent_ino(raw)
 
     def is_empty(self, directory: int) -> bool:
         """Whether a directory has no entries."""

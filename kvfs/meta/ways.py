@@ -49,10 +49,9 @@ class Ways:
 
 def _is_known(local: View, mirror: Mirror, ino: int) -> bool:
     """Whether there is nothing to learn; so it is of a file whose bytes are not here."""
-    raw = mirror.value(inode_record(ino))
-    if raw is None:
+    inode = mirror.inode(ino)
+    if inode is None:
         return False
-    inode = records.decode_inode(ino, raw)
     if not inode.is_directory and local.blob(inode.digest) is None:
         return True
     names = mirror.names_of(ino)
