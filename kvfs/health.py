@@ -49,11 +49,13 @@ class Health:
     __slots__ = (
         "_at_ns", "_failed", "_is_silent", "_is_tried", "_landed", "_landed_ns", "_limits",
         "_retry_ns", "_row", "_state", "_trips",
+        "is_up",
     )  # fmt: skip
 
     def __init__(self, limits: HealthLimits | None = None) -> None:
         self._limits = limits or HealthLimits()
         self._state = HealthState.UP
+        self.is_up = True  # at the last event
         self._at_ns = 0  # when the counts below were right
         self._failed = 0.0
         self._landed = 0.0
@@ -68,11 +70,6 @@ class Health:
     def retry_ns(self) -> int | None:
         """When a tier that is DOWN is on trial; None for one that is not."""
         return self._retry_ns if self._state is HealthState.DOWN else None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it was UP at the last event."""
-        return self._state is HealthState.UP
 
     @property
     def failures(self) -> float:
@@ -108,11 +105,12 @@ class Health:
         self._landed += 1
         self._landed_ns = now_ns
         self._row = 0
-        if self._state is HealthState.UP:
+        if self.is_up:
             return
         state = self.state(now_ns)
         if state is HealthState.ON_TRIAL:
             self._state = HealthState.UP
+            self.is_up = True
             self._failed = 0.0
         elif state is HealthState.DOWN and self._is_silent:
             self._retry_ns = now_ns
@@ -152,6 +150,7 @@ class Health:
         limits = self._limits
         pause_s = min(limits.pause_s_max, limits.pause_s_min * 2 ** min(self._trips, 64.0))
         self._state = HealthState.DOWN
+        self.is_up = False
         self._retry_ns = now_ns + round(pause_s * _NS)
         self._trips += 1
         self._row = 0

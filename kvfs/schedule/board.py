@@ -37,10 +37,10 @@ class Board:
         """Take a range of an unread chunk."""
         count_before = job.unread_count
         begin, end = job.take(chunk, size_bytes)
-        piece = job.pieces[chunk, begin] = Piece(job.number, chunk, begin, end)
         self.unread_count += job.unread_count - count_before
         if not job.is_idle:
             self.unread_bytes -= end - begin
+        piece = job.pieces[chunk, begin] = Piece(job.number, chunk, begin, end)
         return piece
 
     def add_flow(self, piece: Piece, now_ns: int, expected_ns: int) -> None:
@@ -125,10 +125,8 @@ class Board:
         return found
 
     def update_rate(self, tier: Tier, now_ns: int) -> None:
-        """What a tier gives may have changed; looked at from time to time."""
-        if now_ns - tier.rated_ns < _FRESH_NS:
-            return
-        tier.rated_ns = now_ns
+        """What a tier gives may have changed; looked at again when this is stale."""
+        tier.stale_ns = now_ns + _FRESH_NS
         rate = tier.measured_rate()
         self.rate = max(0.0, self.rate + rate - tier.rate)
         tier.rate = rate
@@ -136,7 +134,7 @@ class Board:
     def sum_rates(self) -> None:
         """A tier came or went: count anew."""
         for tier in self.tiers.values():
-            tier.rated_ns = -_FRESH_NS
+            tier.stale_ns = 0
             tier.rate = tier.measured_rate()
         self.rate = sum(tier.rate for tier in self.tiers.values())
         for holders in self.holders.values():

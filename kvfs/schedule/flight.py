@@ -45,23 +45,26 @@ class Flight:
         if read.is_late:
             tier.late -= 1
         tier.reads_ended += 1
+        self._slots.ask(tier)
+        piece = read.piece
+        if outcome is Outcome.LANDED:
+            self._learn_landed(tier, read, together, now_ns)
+            if piece is not None:
+                tier.bytes_read += read.size_bytes
+                self._land(board.jobs[piece.job], piece, read)
+            return
         retry_ns = tier.health.retry_ns
         self._learn(tier, read, outcome, together, now_ns)
-        if read.piece is not None:
-            self._end_wanted(tier, read, read.piece, outcome, now_ns)
+        if piece is not None:
+            self._end_wanted(tier, read, piece, outcome, now_ns)
         if tier.health.retry_ns not in (None, retry_ns):
             self.take_down(tier, now_ns)
-        self._slots.ask(tier)
 
     def _end_wanted(
         self, tier: Tier, read: Read, piece: Piece, outcome: Outcome, now_ns: int
     ) -> None:
-        """A read ended of which the bytes were still wanted."""
+        """A read ended without the bytes that were wanted of it."""
         job = self._board.jobs[piece.job]
-        if outcome is Outcome.LANDED:
-            tier.bytes_read += read.size_bytes
-            self._land(job, piece, read)
-            return
         if outcome is not Outcome.CANCELLED:
             job.bar(tier.number, piece.chunk)
             trouble = self._trouble(job, piece.chunk)
@@ -70,16 +73,20 @@ class Flight:
         is_try = outcome in (Outcome.FAILED, Outcome.CANCELLED)
         self._lose_read(job, piece, read, now_ns, is_try=is_try)
 
+    def _learn_landed(self, tier: Tier, read: Read, together: int, now_ns: int) -> None:
+        """What a read that landed says of its tier."""
+        most = read.beside if read.beside > together else together
+        tier.speed.note(read.size_bytes, now_ns - read.began_ns, most, now_ns)
+        tier.width.note(read.size_bytes, now_ns, is_full=together >= tier.width.reads)
+        tier.health.note_landed(now_ns)
+        if now_ns >= tier.stale_ns:
+            self._board.update_rate(tier, now_ns)
+
     def _learn(self, tier: Tier, read: Read, outcome: Outcome, together: int, now_ns: int) -> None:
-        """What an ended read says of its tier."""
+        """What a read that brought nothing says of its tier."""
         took_ns = now_ns - read.began_ns
         health = tier.health
-        if outcome is Outcome.LANDED:
-            most = read.beside if read.beside > together else together
-            tier.speed.note(read.size_bytes, took_ns, most, now_ns)
-            tier.width.note(read.size_bytes, now_ns, is_full=together >= tier.width.reads)
-            health.note_landed(now_ns)
-        elif outcome is Outcome.MISSING:
+        if outcome is Outcome.MISSING:
             health.note_landed(now_ns)
         elif outcome is not Outcome.CANCELLED:
             health.note_failed(now_ns)
@@ -108,7 +115,7 @@ class Flight:
             self._drop_piece(job, piece)
         else:
             board.end_piece(job, piece)
-        self._slots.act(KeepRead(read.number))
+        self._slots.actions.append(KeepRead(read.number))
         chunk = piece.chunk
         split = job.splits.get(chunk) if job.splits else None
         if split is None:
@@ -117,10 +124,10 @@ class Flight:
         split.landed_bytes += piece.end - piece.begin
         split.gave.add(read.tier)
         if split.landed_bytes == job.chunks[chunk].size_bytes:
-            self._slots.act(CheckChunk(job.number, chunk))
+            self._slots.actions.append(CheckChunk(job.number, chunk))
 
     def _finish(self, job: Job, chunk: int) -> None:
-        self._slots.act(ChunkDone(job.number, chunk))
+        self._slots.actions.append(ChunkDone(job.number, chunk))
         if job.splits:
             job.splits.pop(chunk, None)
         if job.troubles:
@@ -131,7 +138,7 @@ class Flight:
 
     def _end_job(self, job: Job) -> None:
         self._board.remove_job(job)
-        self._slots.act(JobEnded(job.number, tuple(sorted(job.lost))))
+        self._slots.actions.append(JobEnded(job.number, tuple(sorted(job.lost))))
 
     def checked(self, number: int, chunk: int, outcome: Outcome, now_ns: int) -> None:
         """A chunk that was read in parts has been looked at."""
@@ -200,7 +207,7 @@ class Flight:
             self._drop_piece(job, piece)
         job.troubles.pop(chunk, None)
         job.lost.append(chunk)
-        self._slots.act(ChunkLost(job.number, chunk))
+        self._slots.actions.append(ChunkLost(job.number, chunk))
         job.left -= 1
         if not job.left:
             self._end_job(job)
@@ -218,7 +225,7 @@ class Flight:
         for read in piece.reads:
             self._board.hedgeable.discard(read)
             read.piece = None
-            self._slots.act(CancelRead(read.number))
+            self._slots.actions.append(CancelRead(read.number))
         piece.reads.clear()
         self._board.end_piece(job, piece)
 
@@ -246,7 +253,7 @@ class Flight:
         """A read is cancelled, and what it was to bring is brought by others."""
         piece = read.piece
         assert piece is not None
-        self._slots.act(CancelRead(read.number))
+        self._slots.actions.append(CancelRead(read.number))
         self._lose_read(self._board.jobs[piece.job], piece, read, now_ns, is_try=is_try)
 
     def look_at_timers(self, now_ns: int) -> None:
@@ -276,7 +283,6 @@ class Flight:
                 return
             read.is_late = True
             tier.late += 1
-            tier.rated_ns = 0
             board.update_rate(tier, now_ns)
             if read.piece is not None:
                 board.end_flow(read.piece)

@@ -123,10 +123,11 @@ class Job:
     def take(self, chunk: int, size_bytes: int) -> tuple[int, int]:
         """Take so many of a chunk's unread bytes, or fewer where they lie apart; the range."""
         size = self.chunks[chunk].size_bytes
-        split = self.splits.get(chunk)
+        split = self.splits.get(chunk) if self.splits else None
         if split is None:
             if size_bytes >= size:
-                self._close(chunk)
+                self._unread[chunk >> _BITS] ^= 1 << (chunk & (_SPAN - 1))
+                self.unread_count -= 1
                 self.unread_bytes -= size
                 return 0, size
             split = self.splits[chunk] = Split([(0, size)])

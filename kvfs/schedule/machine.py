@@ -57,10 +57,12 @@ class Schedule:
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """What is to be done about an event. Times do not go back: an earlier one counts as the
         latest. Raises `QueueFull` for a job or tier too many; nothing is changed then."""
-        now_ns = self._now_ns = max(now_ns, self._now_ns)
+        if now_ns < self._now_ns:
+            now_ns = self._now_ns
+        self._now_ns = now_ns
         flight = self._flight
         match event:
-            case ReadEnded():
+            case ReadEnded():  # nearly all are: it comes first
                 flight.end_read(event.read, event.outcome, now_ns)
             case Tick():
                 pass
@@ -81,7 +83,8 @@ class Schedule:
                     flight.take_down(tier, now_ns)
             case _:
                 assert_never(event)
-        flight.look_at_timers(now_ns)
+        if self._slots.timers.first_ns <= now_ns:
+            flight.look_at_timers(now_ns)
         self._slots.fill(now_ns)
         return self._slots.take_actions()
 
@@ -110,7 +113,7 @@ class Schedule:
         if len(event.chunks) > room:
             raise QueueFull("chunks of the schedule", len(event.chunks), room)
         if not event.chunks:
-            self._slots.act(JobEnded(event.job, ()))
+            self._slots.actions.append(JobEnded(event.job, ()))
             return
         assert all(chunk.size_bytes > 0 for chunk in event.chunks), "an empty chunk needs no read"
         self._sequence += 1

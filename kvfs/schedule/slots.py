@@ -28,22 +28,18 @@ class Slots:
     """Notes what is to be done. Tiers that something has happened to are asked; `fill` comes last,
     when all is known."""
 
-    __slots__ = ("_actions", "_asked", "_board", "_next_read", "timers")
+    __slots__ = ("_asked", "_board", "_next_read", "actions", "timers")
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._actions: list[Action] = []
+        self.actions: list[Action] = []  # to be done, in this order
         self._asked: dict[int, Tier] = {}  # to be offered work, in this order
         self._next_read = 0
         self.timers = Timers(self._is_live)
 
-    def act(self, action: Action) -> None:
-        """One more thing to be done."""
-        self._actions.append(action)
-
     def take_actions(self) -> list[Action]:
         """All that is to be done, once."""
-        actions, self._actions = self._actions, []
+        actions, self.actions = self.actions, []
         return actions
 
     def ask(self, tier: Tier) -> None:
@@ -147,7 +143,7 @@ class Slots:
         self.timers.add(now_ns + late_after_ns(expected_ns), Timer.READ, number)
         if kind is ReadKind.FIRST and board.hedge_credit < config.SCHEDULE_HEDGE_CREDIT_MAX:
             board.hedge_credit += config.SCHEDULE_HEDGE_SHARE
-        self._actions.append(
+        self.actions.append(
             StartRead(number, tier.number, job.number, piece.chunk, piece.begin, piece.end, kind)
         )
 
@@ -156,8 +152,12 @@ class Slots:
         and somebody waits."""
         hedgeable = self._board.hedgeable
         reads = piece.reads
-        may = len(reads) < config.SCHEDULE_COPIES_MAX and not job.is_idle
-        if may and len(job.holders[piece.chunk].tiers) > len(reads):
+        count = len(reads)
+        if (
+            count < config.SCHEDULE_COPIES_MAX
+            and not job.is_idle
+            and len(job.holders[piece.chunk].tiers) > count
+        ):
             for read in reads:
                 hedgeable.add(read)
         else:

@@ -68,7 +68,8 @@ class Speed:
         is_outlier = self._weight > 0 and pace > _OUTLIER_FACTOR * self._pace
         if is_outlier:
             pace = _OUTLIER_FACTOR * self._pace
-        self._decay(now_ns)
+        if now_ns - self._at_ns >= _DECAY_STEP_NS:
+            self._decay(now_ns)
         self._paces += pace
         self._paces_weight += 1
         self._pace = self._paces / self._paces_weight
@@ -99,7 +100,8 @@ class Speed:
         elif per_byte < 0.01 * most:
             per_byte = 0.01 * most
         self._ns_per_byte = per_byte
-        self._latency_ns = max(0.0, (time - shared * per_byte) / weight)
+        latency_ns = (time - shared * per_byte) / weight
+        self._latency_ns = latency_ns if latency_ns > 0 else 0.0
         self._typical = self._size / weight
         self._together = self._reads / weight
         self._set()
@@ -118,8 +120,6 @@ class Speed:
 
     def _decay(self, now_ns: int) -> None:
         passed_ns = now_ns - self._at_ns
-        if passed_ns < _DECAY_STEP_NS:
-            return
         self._at_ns = now_ns
         kept = _kept(passed_ns / _PACE_HALF_LIFE_NS, self._paces_weight)
         self._paces *= kept

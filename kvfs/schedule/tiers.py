@@ -24,7 +24,7 @@ class Tier:
 
     __slots__ = (
         "ask_ns", "bytes_read", "has_price", "has_waited", "health", "hedges_lost", "hedges_won",
-        "is_present", "jobs", "late", "number", "rate", "rated_ns", "reads", "reads_ended", "speed",
+        "is_present", "jobs", "late", "number", "rate", "reads", "reads_ended", "speed", "stale_ns",
         "terms", "users", "width",
     )  # fmt: skip
 
@@ -38,7 +38,7 @@ class Tier:
         self.reads: dict[int, Read] = {}  # slots in use, by cancelled reads too
         self.late = 0  # of them, that are late
         self.jobs: list[tuple[float, int, Job]] = []  # the next one last; see `list_job`
-        self.rated_ns = -_FRESH_NS
+        self.stale_ns = 0  # when to look at its rate again
         self.rate = 0.0  # bytes in a nanosecond; set by the schedule with their sum
         self.has_waited = False  # for others to take what it left to them
         self.ask_ns = 0  # it is to be asked again then; 0: no such time

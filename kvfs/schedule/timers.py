@@ -5,6 +5,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
 _STALE_MIN = 256
+_NEVER = float("inf")
 
 
 class Timer(IntEnum):
@@ -27,6 +28,11 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def first_ns(self) -> float:
+        """When the first is due, whether or not it means anything."""
+        return self._heap[0][0] if self._heap else _NEVER
 
     def add(self, when_ns: int, timer: Timer, number: int) -> None:
         """Look at a read or a tier then."""
