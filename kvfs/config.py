@@ -382,6 +382,7 @@ class ClusterConfig:
     metadata: str  # URL of the server that holds the names
     name: str = "kvfs"  # of the cluster, where several share a server
     listen: str = ""  # `host:port` to serve peers at; empty: any port, where the server is reached
+    bulk_port: int | None = None  # of the same address, for the bytes of files; see `bulk_port`
     insecure: bool = False  # serve peers without keys
     encrypt_bulk: bool = False  # also the bytes of files, at a tenth of the speed
     copy_after: int = 2  # reads by clients straight from another node; 0: never

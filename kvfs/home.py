@@ -4,6 +4,7 @@ A configuration is a TOML file; every key has a default, an unknown key is an er
 `kvfs.config.parse_size` takes them; `max_bytes` and `min_free` may also be a share ("5%").
 """
 
+import errno
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from kvfs.config import (
 )
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
-from kvfs.peers.address import parse_address
+from kvfs.peers.address import PORT_MAX, parse_address
 from kvfs.replicate import parse_rules
 from kvfs.tier_settings import check_places, parse_tiers
 
@@ -129,7 +130,7 @@ def check_directory(path: Path) -> None:
 _OWN_FILES = (
     STORE_MARK, PART_MARK, CONFIG_NAME, LOG_NAME, f"{LOG_NAME}.1",
     "meta/running", "meta/directories.json", "meta/data.mdb", "meta/lock.mdb",
-    "meta/cluster",
+    "meta/cluster", "meta/joining", "peer.key",
 )  # fmt: skip
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -202,8 +203,7 @@ def _read_table(file: Path) -> Mapping[str, Any]:
     import tomllib  # here: engines and most commands read no file
 
     try:
-        with open(file, "rb") as opened:
-            raw = opened.read(_CONFIG_BYTES_MAX + 1)
+        raw = _read_regular(file)
         if len(raw) > _CONFIG_BYTES_MAX:
             raise InvalidInput(str(file), f"is no configuration: above {_CONFIG_BYTES_MAX} bytes")
         return tomllib.loads(raw.decode("utf-8"))
@@ -213,6 +213,16 @@ def _read_table(file: Path) -> Mapping[str, Any]:
         raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # of TOML, UTF-8 or an endless number
         raise InvalidInput(str(file), f"is no TOML: {error}") from error
+
+
+def _read_regular(file: Path) -> bytes:
+    """What a file begins with. Never waits for who writes into a FIFO. Raises OSError."""
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as opened:
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')} and no file")
+        return opened.read(_CONFIG_BYTES_MAX + 1)
 
 
 def _parse_of(
@@ -233,8 +243,8 @@ _TOP_KEYS = {
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 _CLUSTER_KEYS = {
-    "metadata", "metadata_file", "name", "listen", "insecure", "encrypt_bulk", "copy_after",
-    "copies",
+    "metadata", "metadata_file", "name", "listen", "bulk_port", "insecure", "encrypt_bulk",
+    "copy_after", "copies",
 }  # fmt: skip
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -304,6 +314,7 @@ def _parse_cluster(table: object) -> ClusterConfig:
             url,
             table.get("name", "kvfs"),
             table.get("listen", ""),
+            _parse_port(table["bulk_port"], "cluster.bulk_port") if "bulk_port" in table else None,
             _parse_switch(table, "insecure", "cluster."),
             _parse_switch(table, "encrypt_bulk", "cluster."),
             _parse_count(table.get("copy_after", 2), "cluster.copy_after"),
@@ -318,8 +329,7 @@ def _read_url(file: Path) -> str:
     """A URL with a password in it, which others may read neither in a configuration nor in a list
     of processes: the only line of a file."""
     try:
-        with open(file, "rb") as opened:
-            return opened.read(_CONFIG_BYTES_MAX).decode("utf-8").strip()
+        return _read_regular(file).decode("utf-8").strip()
     except OSError as error:
         reason = f"{file} cannot be read: {error.strerror}"
         raise InvalidInput("cluster.metadata_file", reason) from error
@@ -342,6 +352,14 @@ def join_cluster(cluster: ClusterConfig | None, url: str, key: str) -> ClusterCo
         raise InvalidInput(
             "cluster.listen", f"{cluster.listen!r:.80} must have an IP address, as 10.0.0.7:7400"
         )
+    if cluster.listen:
+        port = parse_address(cluster.listen).port
+        if port and cluster.bulk_port == port:
+            raise InvalidInput("cluster.bulk_port", "is the port of listen; write another one")
+        if port == PORT_MAX and cluster.bulk_port is None:
+            raise InvalidInput(
+                "cluster.listen", "is the last port, and bytes go by the next one; write bulk_port"
+            )
     if cluster.insecure and cluster.encrypt_bulk:
         raise InvalidInput("cluster.encrypt_bulk", "needs keys; take insecure = true away")
     return cluster
@@ -359,6 +377,12 @@ def _parse_switch(
 def _parse_count(value: object, key: str) -> int:
     if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise InvalidInput(key, f"{value!r:.80} is no number from 0 to {COUNT_MAX}")
+    return value
+
+
+def _parse_port(value: object, key: str) -> int:
+    if type(value) is not int or not 0 <= value <= PORT_MAX:
+        raise InvalidInput(key, f"{value!r:.80} is no port from 0 (any) to {PORT_MAX}")
     return value
 
 

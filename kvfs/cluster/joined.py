@@ -34,6 +34,7 @@ from kvfs.meta.shared import SharedTable
 from kvfs.meta.url import without_password
 from kvfs.neighbours import Referral
 from kvfs.node import Change, Node
+from kvfs.peers.address import bulk_port, parse_address
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import PAIR_NAME, Keys, load_pair
 from kvfs.peers.server import PeerServer
@@ -64,6 +65,7 @@ class Cluster:
             keys,
             insecure=config.insecure,
             encrypt_bulk=config.encrypt_bulk,
+            bulk_port=bulk_port(parse_address(listen), config.bulk_port),
         )
         host = listen.rpartition(":")[0]
         me = Member(

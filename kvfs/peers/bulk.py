@@ -65,14 +65,14 @@ class BulkListener:
             family, kind, protocol, _, place = found[0]
             self._listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
         except OSError as error:
-            raise InvalidInput(str(address), f"cannot be listened on: {error}") from error
+            raise _unfit(address, error) from error
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(place)
             self._listener.listen(128)
         except OSError as error:
             self._listener.close()
-            raise InvalidInput(str(address), f"cannot be listened on: {error}") from error
+            raise _unfit(address, error) from error
         self._thread = threading.Thread(
             target=self._accept_always, name="kvfs-bulk-accept", daemon=True
         )
@@ -252,6 +252,13 @@ class BulkListener:
             at += count
         stream.end_s = math.inf
         return True
+
+
+def _unfit(address: Address, error: OSError) -> InvalidInput:
+    reason = f"cannot be listened on for the bytes of files: {error.strerror}"
+    if error.errno == errno.EADDRINUSE:
+        reason += "; end what listens there, or write another bulk_port below [cluster]"
+    return InvalidInput(str(address), reason)
 
 
 def _shut(connection: socket.socket) -> None:

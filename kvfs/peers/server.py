@@ -93,11 +93,11 @@ class PeerServer:
         self._answers: deque[_Answer] = deque()  # no more than there were jobs
         self._unanswered = 0
         self._closing = False
-        self._bulk = BulkListener(source, tickets, Address(place.host, bulk_port), self._limits)
+        self._front = Front(place, keys, self._limits)
         try:
-            self._front = Front(place, keys, self._limits)
+            self._bulk = BulkListener(source, tickets, Address(place.host, bulk_port), self._limits)
         except BaseException:
-            self._bulk.close(time.monotonic())
+            self._front.close()
             raise
         self.port = self._front.port
         self._workers = [

@@ -71,6 +71,8 @@ CONFIG_TEMPLATE = """\
 # name = "kvfs"
 # Where to serve other nodes. Default: any port of the address from which the server is reached.
 # listen = "10.0.0.7:7400"
+# The port there for the bytes of files. Default: the one after that of listen.
+# bulk_port = 7401
 # Serve nodes without keys. Default: those only whose keys the metadata server lists.
 # insecure = false
 # Encrypt the bytes of files as well, on all nodes or none. Ten times slower on a fast network.

@@ -367,8 +367,10 @@ def test_a_place_that_is_taken_is_an_error_and_leaves_nothing(tmp_path: Path) ->
         descriptors = open_descriptors()
         with pytest.raises(InvalidInput, match="cannot be listened on"):
             PeerServer(source, f"127.0.0.1:{server.port}", SERVER_ID, CLUSTER, None)
-        with pytest.raises(InvalidInput, match="cannot be listened on"):
-            PeerServer(source, "192.0.2.1:0", SERVER_ID, CLUSTER, None, insecure=True)
+        with pytest.raises(InvalidInput, match=r"192.0.2.1:7400: cannot be listened on"):
+            PeerServer(source, "192.0.2.1:7400", SERVER_ID, CLUSTER, None, insecure=True)
+        with pytest.raises(InvalidInput, match=f"127.0.0.1:{server.port}: .*another bulk_port"):
+            PeerServer(source, "127.0.0.1:0", SERVER_ID, CLUSTER, None, bulk_port=server.port)
         assert is_settled(open_descriptors, descriptors)
 
 

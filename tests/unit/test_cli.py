@@ -201,8 +201,10 @@ def _tables_last(keys: list[str]) -> list[str]:
     at = keys.index("[[store]]")
     tables = {
         "[mount]": ("allow_other", "passthrough", "read_ahead", "symlink"),
-        "[cluster]": ("metadata", "name", "listen", "insecure", "encrypt_bulk", "copy_after"),
-    }
+        "[cluster]": (
+            "metadata", "name", "listen", "bulk_port", "insecure", "encrypt_bulk", "copy_after",
+        ),
+    }  # fmt: skip
     last = [
         line
         for table, names in tables.items()

@@ -16,6 +16,7 @@ import pytest
 from kvfs.errors import InvalidInput
 from kvfs.home import parse_config
 from kvfs.meta.url import parse_url
+from kvfs.peers.address import bulk_port, parse_address
 from kvfs.shell.arguments import build_parser
 from scripts.redis_rig import USER_RIGHTS
 
@@ -156,9 +157,14 @@ def check_node(items: dict[str, Manifest], secret: Path) -> None:
     mountpoint = Path(container["args"][-1])
     if mounts[str(mountpoint.parent)].get("mountPropagation") != "Bidirectional":
         raise Problem("DaemonSet", "its mount stays in the container")
-    port = int(config.cluster.listen.rpartition(":")[2])
-    if [p["containerPort"] for p in container["ports"]] != [port]:
-        raise Problem("DaemonSet", f"listens at {port}")
+    listen = parse_address(config.cluster.listen)
+    ports = {"peers": listen.port, "bulk": bulk_port(listen, config.cluster.bulk_port)}
+    for name, port in ports.items():
+        if {p["name"]: p["containerPort"] for p in container["ports"]}.get(name) != port:
+            raise Problem("DaemonSet", f"listens at {port}")
+    service = {p["name"]: p["port"] for p in items["Service/kvfs-nodes"]["spec"]["ports"]}
+    if service != ports:
+        raise Problem("Service", f"has {service}, and the node {ports}")
 
 
 def check_all(deploy: Path, secret: Path) -> None:
@@ -197,6 +203,9 @@ def test_all_manifests_are_right(tmp_path: Path) -> None:
         ("base/daemonset.yaml", '"--store", "/var/lib/kvfs"', '"--store", "/x"', "the store /x"),
         ("base/daemonset.yaml", "Bidirectional", "HostToContainer", "stays in the container"),
         ("base/daemonset.yaml", "containerPort: 7400", "containerPort: 7401", "listens at 7400"),
+        ("base/daemonset.yaml", "containerPort: 7401", "containerPort: 7402", "listens at 7401"),
+        ("base/configmap.yaml", "bulk_port = 7401", "bulk_port = 7500", "listens at 7500"),
+        ("base/service.yaml", "port: 7401", "port: 7402", "and the node"),
         ("base/configmap.yaml", "max_bytes", "max_byte", "max_byte"),
         ("base/configmap.yaml", '"80%"', '"80 apples"', "apples"),
         ("base/secret.yaml", "redis://", "http://", "no such URL"),

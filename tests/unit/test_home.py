@@ -1,5 +1,6 @@
 """What a person writes in a configuration: a mistake is one line with file, key and cure."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kvfs.home import (
     parse_limit,
     show_limit,
 )
+from kvfs.peers.address import bulk_port, parse_address
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,46 @@ def test_what_is_no_count_is_refused(tmp_path: Path, value: str) -> None:
     file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\ncopy_after = {value}\n')
     with pytest.raises(InvalidInput, match=r"cluster.copy_after.*is no number from 0"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ('listen = "10.0.0.7:7400"\nbulk_port = 7400', "is the port of listen"),
+        ('listen = "10.0.0.7:65535"', "write bulk_port"),
+        ("bulk_port = 65536", "is no port from 0"),
+        ("bulk_port = true", "is no port from 0"),
+        ('bulk_port = "7401"', "is no port from 0"),
+    ],
+)
+def test_a_port_for_bytes_that_cannot_be_is_refused(
+    tmp_path: Path, lines: str, reason: str
+) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\n{lines}\n')
+    with pytest.raises(InvalidInput, match=reason):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("listen", "written", "port"),
+    [("h:7400", None, 7401), ("h:7400", 9000, 9000), ("h:7400", 0, 0), ("h:0", None, 0),
+     ("h:0", 9000, 9000)],
+)  # fmt: skip
+def test_bytes_go_by_the_port_behind_that_of_messages(
+    listen: str, written: int | None, port: int
+) -> None:
+    assert bulk_port(parse_address(listen), written) == port
+
+
+def test_a_configuration_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(InvalidInput, match="is a FIFO and no file"):
+        load_config(fifo)
+    (tmp_path / "kvfs.toml").write_text(f'[cluster]\nmetadata_file = "{fifo}"\n')
+    with pytest.raises(InvalidInput, match="is a FIFO and no file"):
+        load_config(tmp_path / "kvfs.toml")
 
 
 @pytest.mark.parametrize("value", ["node7:7400", "10.0.0.7", "10.0.0.7:70000"])

@@ -5,7 +5,7 @@ import socket
 
 from kvfs.config import ClusterConfig
 from kvfs.errors import KvfsError
-from kvfs.peers.address import parse_address
+from kvfs.peers.address import Address, bulk_port, parse_address
 from kvfs.shell.doctor.deadline import within
 from kvfs.shell.doctor.finding import Finding, Level
 
@@ -27,21 +27,27 @@ def check_listening(config: ClusterConfig) -> Finding:
         return Finding(check, Level.FAIL, found, WRITE_LISTEN)
     except (KvfsError, OSError) as error:
         return Finding(check, Level.FAIL, str(error), WRITE_LISTEN)
-    with socket.socket(
-        socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM
-    ) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bulk = Address(address.host, bulk_port(address, config.bulk_port))
+    for place, key in ((address, "listen"), (bulk, "bulk_port")):
         try:
-            probe.bind((address.host, address.port))
+            _bind(place)
         except OSError as error:
-            found = f"{address} cannot be listened on: {error.strerror}"
-            return Finding(check, Level.FAIL, found, _advice(error))
+            found = f"{place} cannot be listened on: {error.strerror}"
+            return Finding(check, Level.FAIL, found, _advice(error, key))
     if address.is_loopback:
         found = f"{address}, which no other machine can reach"
         return Finding(check, Level.WARN, found, f"{WRITE_LISTEN}, unless all nodes are here")
     port = "any port" if address.port == 0 else f"port {address.port}"
-    place = "every address of this machine" if address.host in _ANY else address.host
-    return Finding(check, Level.OK, f"{place}, {port}, at its next start")
+    port += f", bytes by {'any' if bulk.port == 0 else bulk.port}"
+    where = "every address of this machine" if address.host in _ANY else address.host
+    return Finding(check, Level.OK, f"{where}, {port}, at its next start")
+
+
+def _bind(address: Address) -> None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address.host, address.port))
 
 
 def _reachable(url: str) -> str:
@@ -50,11 +56,11 @@ def _reachable(url: str) -> str:
     return f"{own_address(url)}:0"
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, key: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "end what listens there, or write another port in listen"
+        return f"end what listens there, or write another port in {key}"
     if error.errno == errno.EADDRNOTAVAIL:
         return "listen must have an address of this machine, or 0.0.0.0"
     if error.errno == errno.EACCES:
-        return "write a port from 1024 on in listen"
+        return f"write a port from 1024 on in {key}"
     return WRITE_LISTEN
