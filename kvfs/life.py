@@ -17,21 +17,29 @@ from pathlib import Path
 
 import trio
 
-from kvfs.belonging import Belonging, settle_alone, settle_in_cluster
+from kvfs.belonging import (
+    Belonging,
+    confirm_join,
+    settle_alone,
+    settle_in_cluster,
+    undo_join,
+)
 from kvfs.blobs import BlobDirectory
 from kvfs.boot import boot_id
 from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S, Config
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
-from kvfs.meta.lmdb import DISTRUST_MARK, LmdbEngine, find_damage
+from kvfs.meta.lmdb import LmdbEngine
 from kvfs.names import escape
 from kvfs.node import Node
 from kvfs.roster import ROSTER, Known, mark_part, read_roster, write_roster
 from kvfs.stored import copy_bytes, digest_file
+from kvfs.trust import Trust
 from kvfs.upkeep import collect_garbage, rebuild
 
 log = logging.getLogger(__name__)
+_NO_METADATA = "there are blobs without metadata"
 
 
 @asynccontextmanager
@@ -45,38 +53,45 @@ async def running(config: Config) -> AsyncIterator[Node]:
         meta = config.home / "meta"
         with _needs_room(config.home):
             directories, absent = _open_directories(config, stack)
+            undo_join(config.home)  # of a start that was killed
             if config.cluster is None:
                 settle_alone(config.home)
-            distrust = _find_distrust(meta)
-            if distrust is not None:
-                _set_metadata_aside(meta)
+            trust = Trust(meta)
+            reason = trust.distrust
+            if reason is not None:
+                trust.set_aside()
+            stack.callback(undo_join, config.home)
+            stack.callback(trust.undo)
             belonging = None
             if config.cluster is not None:
                 belonging = settle_in_cluster(config.home, config.cluster)
-            if distrust is None or belonging is not None:  # which remembers what is to be found
-                _mark_running(meta)
+            elif not (meta / "data.mdb").exists() and _has_blobs(directories):
+                reason = reason or _NO_METADATA
+            trust.begin(is_rebuilding=belonging is None and reason is not None)
         engine = _open_engine(config, meta, belonging)
         stack.callback(engine.close)
+        stack.callback(trust.settle, engine)
+        if belonging is None and reason is None and engine.is_new and _has_blobs(directories):
+            reason = _NO_METADATA
+            trust.begin(is_rebuilding=True)
         node = Node(config, directories, engine)
         node.absent = absent
         if config.cluster is not None:
             await _wait_for_place(engine, config.home)
         recover(node)
-        reason = distrust
-        if engine.is_new and _has_blobs(directories):
-            reason = reason or "there are blobs without metadata"
-        if belonging is not None and distrust is not None:
-            log.warning("%s: finding out what lies here", distrust)
-        elif belonging is None and reason is not None:
-            log.warning("%s: rebuilding names from chunk files", reason)
-            log.info("rebuilt %d names; %s", await rebuild(node), await collect_garbage(node))
-            _mark_running(meta)  # not before: a rebuild that is cut short begins again
+        if belonging is not None and reason is not None:
+            node.notices.append(f"{reason}: finding out what lies here")
+            log.warning("%s", node.notices[-1])
+        elif reason is not None:
+            node.notices.append(await _rebuild(node, reason))
+            trust.begin(is_rebuilding=False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
             async with _with_neighbours(node, engine, belonging):
                 await nursery.start(serve_clients, node)
+                trust.served()
                 if config.tiers:
                     log.warning("nodes of this version do not use [[tiers]] yet")
                 log.info("serving %s", config.home)
@@ -85,7 +100,18 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await node.reclaim.remove_queued()
         node.uses.write()
         await trio.to_thread.run_sync(engine.sync)
-        _mark_clean(meta)
+        trust.end()
+
+
+async def _rebuild(node: Node, reason: str) -> str:
+    """Give chunk files their names again; what a person is to know of all others."""
+    log.warning("%s: rebuilding names from chunk files", reason)
+    named, collected = await rebuild(node), await collect_garbage(node)
+    log.info("rebuilt %d names; %s", named, collected)
+    lost = "all names that were not of chunk files are lost"
+    if collected.orphan_blobs:
+        lost += f", {collected.orphan_blobs} blobs of {collected.orphan_bytes:,} bytes with them"
+    return f"{reason}: {named} chunk files have their names back, {lost}"
 
 
 @contextmanager
@@ -106,17 +132,32 @@ def _open_engine(config: Config, meta: Path, belonging: Belonging | None) -> Lmd
     uid, gid = os.geteuid(), os.getegid()
     if belonging is None:
         return LmdbEngine.open(meta, root_uid=uid, root_gid=gid)
-    from kvfs.meta.redis import RedisEngine  # only nodes of a cluster need its client
+    from kvfs.meta.primary import Refused  # only nodes of a cluster need its client
+    from kvfs.meta.redis import RedisEngine
 
     assert config.cluster is not None
-    return RedisEngine.join(
-        meta,
-        config.cluster.metadata,
-        config.cluster.name,
-        belonging.node_id,
-        root_uid=uid,
-        root_gid=gid,
-    )
+    try:
+        return RedisEngine.join(
+            meta,
+            config.cluster.metadata,
+            config.cluster.name,
+            belonging.node_id,
+            root_uid=uid,
+            root_gid=gid,
+        )
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; see that a server runs at {belonging.metadata} and takes connections from"
+            " this machine, or name another one with --join or in [cluster]"
+        ) from error
+    except InvalidInput as error:
+        if not isinstance(error.__cause__, Refused) or "user" not in error.reason:
+            raise
+        raise InvalidInput(
+            error.subject,
+            f"{error.reason}; write redis://USER:PASSWORD@HOST:6379 with what the server knows, or"
+            " let it allow what docs/cluster.md lists",
+        ) from error
 
 
 async def _wait_for_place(engine: LmdbEngine, home: Path) -> None:
@@ -148,6 +189,8 @@ async def _with_neighbours(
     assert isinstance(engine, RedisEngine) and node.config.cluster is not None
     engine.absent = {i for i, directory in enumerate(node.directories) if directory is None}
     async with Cluster(node, engine, node.config.cluster).running(), trio.open_nursery() as nursery:
+        with _needs_room(node.config.home):
+            confirm_join(node.config.home, belonging)
         await nursery.start(Search(node, engine, belonging).run)
         yield
         nursery.cancel_scope.cancel()
@@ -287,42 +330,6 @@ def _reopen(known: Known, named: Container[Path]) -> BlobDirectory | str:
 
 def _has_blobs(directories: Sequence[BlobDirectory | None]) -> bool:
     return any(directory is not None and directory.has_blobs() for directory in directories)
-
-
-def _find_distrust(meta: Path) -> str | None:
-    """Why the metadata may not be trusted, in words for people; None when it may."""
-    mark = meta / "running"
-    if mark.exists() and mark.read_text(encoding="utf-8") != boot_id():
-        return "the machine stopped while a node ran"
-    if (meta / DISTRUST_MARK).exists():
-        return "a page of the metadata is damaged"
-    return find_damage(meta)
-
-
-def _mark_running(meta: Path) -> None:
-    """Say so on the disk, before anything else is written there."""
-    fd = os.open(meta / "running", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(boot_id())
-        file.flush()
-        os.fsync(fd)
-    directory = os.open(meta, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _mark_clean(meta: Path) -> None:
-    (meta / "running").unlink(missing_ok=True)
-
-
-def _set_metadata_aside(meta: Path) -> None:
-    """Keep the last database that was not trusted for a person to look at."""
-    if (meta / "data.mdb").exists():
-        (meta / "data.mdb").replace(meta / "data.mdb.distrusted")
-    (meta / "lock.mdb").unlink(missing_ok=True)
-    (meta / DISTRUST_MARK).unlink(missing_ok=True)
 
 
 async def _sync_always(node: Node) -> None:

@@ -86,6 +86,7 @@ class Node:
         self.reclaim = Reclaim(directories, engine, self.space, self._release_spare, self._evict)
         self.clients: set[object] = set()
         self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
+        self.notices: list[str] = []  # and of what this start, or a join, found lost; a few
         self.neighbours: Neighbours | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None

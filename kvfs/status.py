@@ -28,6 +28,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "used_bytes": sum(node.space.used_bytes(i) for i in range(len(node.directories))),
         "directories": [_directory_status(node, index) for index in range(len(node.directories))],
         "missing": list(node.absent),
+        "notices": list(node.notices),
         "cluster": None if node.neighbours is None else node.neighbours.describe(),
         "counters": asdict(node.counters),
     }

@@ -176,7 +176,7 @@ async def serve_mount(
                 async with _mounted(operations, config, mountpoint) as own:
                     node.mountpoint = os.fspath(mountpoint)
                     node.describe_mount = operations.describe
-                    note = "; ".join(node.absent)
+                    note = "; ".join([*node.absent, *node.notices])
                     await _serve_requests(
                         operations, config, mountpoint, own, signals, lambda: on_ready(note)
                     )

@@ -62,7 +62,8 @@ async def adopt(
     except (Corrupt, InvalidInput) as error:
         if error.subject != str(aside):  # the node's own
             raise
-        log.error("names of before are lost, but for those of chunk files: %s", error)
+        node.notices.append(f"names of before are lost, but for those of chunk files: {error}")
+        log.error("%s", node.notices[-1])
         _leave(aside)
         return False
     log.info("brought in: %s", adoption.done)

@@ -102,7 +102,12 @@ class Cluster:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Be a member for the length of a `with` block. Raises `Unavailable`."""
-        await self._membership.join()
+        try:
+            await self._membership.join()
+        except BaseException:  # its lease may be another node's, so that only the server is closed
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._server.close)
+            raise
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._source.run)

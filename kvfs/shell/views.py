@@ -194,6 +194,7 @@ def _status_lines(
     yield ""
     yield from table(rows, right=(1, 2, 3, 4))
     yield from found.get("missing", ())  # a node of an earlier version does not say
+    yield from found.get("notices", ())
     if models:
         yield ""
         yield from table(

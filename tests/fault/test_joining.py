@@ -1,31 +1,35 @@
 """Stores that come to a cluster with files, or come back to it without what they knew of them."""
 
+import contextlib
 import errno
 import json
 import os
+import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from pytest import RaisesGroup
 
-from kvfs.belonging import aside_of, read_belonging
+import kvfs.belonging as belonging_module
+from kvfs.belonging import Belonging, aside_of, read_belonging, write_belonging
 from kvfs.client import Client
 from kvfs.cluster.joined import Cluster
 from kvfs.config import ClusterConfig, Config, DirectoryConfig
 from kvfs.digest import digest_of
-from kvfs.errors import InvalidInput, NamespaceError, Unavailable
+from kvfs.errors import InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.life import running
 from kvfs.meta.contract import ROOT_INO, Changes, Inode
 from kvfs.meta.lmdb import find_damage
 from kvfs.node import Change, Node
 from kvfs.publish import Publisher
 from kvfs.upkeep import collect_garbage, rebuild
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer, free_port, redis_server
 from tests.own_node import blob_path, chunk_file, put_orphan, store
 
 SOON_S = 20.0
@@ -256,10 +260,10 @@ async def test_a_store_of_a_cluster_is_not_started_alone(
     own = alone(tmp_path / "a")
     async with searched(joined(own, server)) as node:
         store(node, b"f", b"data")
-    with pytest.raises(InvalidInput, match=f"cluster kvfs: start it with --join {server.url}"):
+    with pytest.raises(InvalidInput, match=f"--join {server.url} "):
         async with running(own):
             pass
-    says = "belongs to the cluster kvfs: start it with --join"
+    says = "belongs to the cluster kvfs, and its node is not running: start it with kvfs mount"
     with (
         Client(own.home, start=True) as client,  # as `kvfs ls` does
         pytest.raises(Unavailable, match=says),
@@ -269,23 +273,149 @@ async def test_a_store_of_a_cluster_is_not_started_alone(
         assert await load(node, b"f") == b"data"
 
 
-async def test_a_join_that_went_no_further_than_to_set_the_names_aside_costs_none(
-    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+def state_of(meta: Path) -> dict[str, bytes]:
+    """All that a start may change in a store's metadata, but for LMDB's lock."""
+    files = {str(path.relative_to(meta)): path.read_bytes() for path in meta.rglob("*.*")}
+    files |= {name: (meta / name).read_bytes() for name in os.listdir(meta) if "." not in name}
+    return {name: data for name, data in files.items() if name != "lock.mdb"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["no server", "wrong password", "no authority", "bad address", "busy address", "busy bulk port",
+     "no member", "no mark"],
+)  # fmt: skip
+async def test_a_join_that_fails_changes_nothing(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    own = alone(tmp_path / "a")
+    async with running(own) as node:
+        store(node, b"precious", b"data")
+    before = state_of(own.home / "meta")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        url, listen, error = server.url, "", InvalidInput
+        match fault:
+            case "no server":
+                url, error = f"redis://127.0.0.1:{free_port()}", Unavailable
+            case "wrong password":
+                url = server.url.replace("redis://", "redis://nobody:wrong@")
+            case "no authority":
+                url = f"rediss://127.0.0.1?ssl_ca_certs={tmp_path}/none.pem"
+            case "bad address":
+                listen = "192.0.2.1:7400"
+            case "busy address":
+                listen = f"127.0.0.1:{port}"
+            case "busy bulk port":
+                listen = f"127.0.0.1:{port - 1}"
+        if fault == "no member":
+            error = Unavailable
+
+            async def refuse(self: object) -> None:
+                raise Unavailable("no")
+
+            monkeypatch.setattr("kvfs.cluster.joined.Membership.join", refuse)
+        if fault == "no mark":
+            error = OutOfSpace
+
+            def fail(*arguments: object) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            monkeypatch.setattr("kvfs.belonging.write_belonging", fail)
+        with RaisesGroup(error, flatten_subgroups=True, allow_unwrapped=True):
+            async with running(replace(own, cluster=ClusterConfig(url, listen=listen))):
+                pass
+    monkeypatch.undo()
+    after = state_of(own.home / "meta")
+    assert after.keys() == before.keys()
+    assert {name for name in before if before[name] != after[name]} <= {"data.mdb"}
+    (own.home / "meta" / "running").unlink(missing_ok=True)
+    async with running(own) as node:
+        assert await load(node, b"precious") == b"data"
+    async with searched(joined(own, server)) as node:
+        assert await load(node, b"precious") == b"data"
+    belonging = read_belonging(own.home)
+    assert belonging is not None and belonging.is_searched
+
+
+@pytest.mark.parametrize("step", range(6))
+async def test_a_join_that_is_killed_anywhere_costs_no_name(
+    tmp_path: Path,
+    server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    allow_warnings: list[str],
+    step: int,
+) -> None:
+    """At each sync of `kvfs.belonging`, with a crash of the machine after it."""
+    allow_warnings.append("finding out what lies here")  # of a store that is a member already
     own = alone(tmp_path / "a")
     async with running(own) as node:
         store(node, b"f", b"data")
 
-    def fail(*arguments: object) -> None:
-        raise InterruptedError
+    class Killed(BaseException):
+        pass
 
-    monkeypatch.setattr("kvfs.belonging.write_belonging", fail)
-    with pytest.raises(InterruptedError):
-        async with running(joined(own, server)):
+    left = step
+
+    def count(then: Callable[[Path], None]) -> Callable[[Path], None]:
+        def sync(path: Path) -> None:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            then(path)
+
+        return sync
+
+    for name in ("_sync_file", "_sync_directory"):
+        monkeypatch.setattr(f"kvfs.belonging.{name}", count(getattr(belonging_module, name)))
+    monkeypatch.setattr("kvfs.life.undo_join", lambda home: None)  # as after kill -9
+    monkeypatch.setattr("kvfs.trust.Trust.undo", lambda self: None)
+    with contextlib.suppress(Killed, BaseExceptionGroup):
+        async with searched(joined(own, server)):
             pass
     monkeypatch.undo()
-    assert len(aside_of(own.home)) == 1
+    if (own.home / "meta" / "running").exists():
+        forget_database(own)
+    if read_belonging(own.home) is None:
+        async with running(own) as node:
+            assert await load(node, b"f") == b"data"
+    async with searched(joined(own, server)) as node:
+        assert await load(node, b"f") == b"data"
+    assert not (own.home / "meta" / "joining").exists()
+
+
+async def test_a_store_that_an_earlier_version_took_for_a_clusters_is_alone_again(
+    tmp_path: Path,
+) -> None:
+    own = alone(tmp_path / "a")
     async with running(own) as node:
+        store(node, b"precious", b"data")
+    meta = own.home / "meta"
+    (meta / "alone").mkdir()
+    (meta / "data.mdb").rename(meta / "alone" / "data.mdb")
+    write_belonging(own.home, Belonging("kvfs", "redis://127.0.0.1:6399", bytes(16)))
+    forget_database(own)
+    async with running(own) as node:
+        assert await load(node, b"precious") == b"data"
+    assert read_belonging(own.home) is None
+
+
+async def test_a_clusters_node_that_cannot_start_forgets_none_of_its_ids(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    own = joined(alone(tmp_path / "a"), server)
+    async with searched(own) as node:
+        store(node, b"f", b"data")
+    before = read_belonging(own.home)
+    (own.home / "meta" / "data.mdb").unlink()
+    away = replace(own, cluster=ClusterConfig(f"redis://127.0.0.1:{free_port()}"))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            async with running(away):
+                pass
+        assert read_belonging(own.home) == before
+    async with searched(own) as node:
         assert await load(node, b"f") == b"data"
 
 
