@@ -221,8 +221,14 @@ class Client:
         return sum(self._call("set_pinned", b, False)[0] for b in _path_batches(paths))
 
     def evict(self, paths: Sequence[bytes]) -> int:
-        """Remove files that are not pinned; how many."""
+        """Remove files that are not pinned; how many. In a cluster this node's copy only, where
+        other nodes have one."""
         return sum(self._call("evict", b)[0] for b in _path_batches(paths))
+
+    def evict_copies(self, paths: Sequence[bytes]) -> tuple[int, int]:
+        """As `evict`; and how many of these stay, since other nodes have them."""
+        answers = [self._call("evict_copies", b)[0] for b in _path_batches(paths)]
+        return sum(answer[0] for answer in answers), sum(answer[1] for answer in answers)
 
     def verify(self, path: bytes) -> bool:
         """As `verify_all` for one file. Raises `NamespaceError`: ENOENT when there is none, EIO

@@ -362,14 +362,16 @@ class Node:
             self.drop_orphan(published.replaced)
 
     # Room ----------------------------------------------------------------------------------------
-    def drop_files(self, inos: Sequence[int]) -> None:
+    def drop_files(self, inos: Sequence[int]) -> int:
         """Remove every name of these files, as eviction does. Raises when their room stays taken,
-        with or without the names. What other nodes have as well keeps its names."""
+        with or without the names. What other nodes have as well keeps its names: how many do."""
+        asked = len(inos)
         if self.neighbours is not None:
             inos = self._keep_named(self.neighbours, inos)
         for parent, name, inode in self.meta.unlink_all(inos, self.now_ns()):
             self.notify(parent, name, inode.ino)
         self._orphans.drop_now(inos)
+        return asked - len(inos)
 
     def _keep_named(self, neighbours: Neighbours, inos: Sequence[int]) -> list[int]:
         """Give up this node's copies of what others have too; the files that are left."""

@@ -26,7 +26,7 @@ class Orphans:
         engine: MetaEngine,
         reap: Callable[[], None],
         is_held: Container[int],
-        unlink: Callable[[Sequence[int]], None],
+        unlink: Callable[[Sequence[int]], object],
     ) -> None:
         self._meta = engine
         self._reap = reap

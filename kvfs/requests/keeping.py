@@ -28,16 +28,21 @@ async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[
 
 
 async def _evict(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    evicted = 0
+    return (await _evict_copies(session, arguments, descriptors))[0]
+
+
+async def _evict_copies(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """How many were evicted, and how many of these other nodes have, so that their names stay."""
+    evicted = named = 0
     async for part in in_turns(checked_paths(arguments[0]), _EVICTED_AT_ONCE):
         inos = {
             inode.ino
             for inode in session.node.meta.resolve(part)
             if inode is not None and inode.is_published and not inode.pinned
         }
-        session.node.drop_files(list(inos))
+        named += session.node.drop_files(list(inos))
         evicted += len(inos)
-    return evicted
+    return [evicted, named]
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -76,6 +81,7 @@ async def _rebuild(session: Session, arguments: list[Any], descriptors: list[int
 OPERATIONS: Operations = {
     "set_pinned": ((list, bool), _set_pinned),
     "evict": ((list,), _evict),
+    "evict_copies": ((list,), _evict_copies),
     "verify": ((list,), _verify),
     "gc": ((), _gc),
     "rebuild": ((), _rebuild),

@@ -388,24 +388,34 @@ def verify(session: Session) -> int:
 def change(session: Session, verb: str) -> int:
     """`kvfs pin`, `unpin` and `evict`: of a directory all that it holds. Exit code 1 when a pinned
     file was left."""
-    call = {
-        "pin": session.client.pin,
-        "unpin": session.client.unpin,
-        "evict": session.client.evict,
-    }[verb]
+
+    def call(paths: Sequence[bytes]) -> tuple[int, int]:
+        if verb == "evict":
+            return session.client.evict_copies(paths)
+        return (session.client.pin if verb == "pin" else session.client.unpin)(paths), 0
+
     for path in session.place.paths:  # before anything changes
         find(session.client, path)
-    done = asked = 0
+    done = asked = copies = 0  # of those evicted, `copies` are elsewhere too, and stay
     with session.progress(verb):
         files = files_below(session.client, session.place.paths)
         while batch := list(itertools.islice(files, BATCH_FILES)):
             asked += len(batch)
-            done += call(batch)
+            changed, stay = call(batch)
+            done += changed
+            copies += stay
     if session.is_json:
-        write_json(session.out, {"command": verb, "files": done, "left": asked - done})
+        document = {"command": verb, "files": done, "left": asked - done}
+        write_json(session.out, document | ({"copies": copies} if verb == "evict" else {}))
     else:
         word = {"pin": "pinned", "unpin": "unpinned", "evict": "evicted"}[verb]
-        session.out.write(f"{count_text(done, 'file')} {word}\n")
+        if copies:
+            kept = "the file stays, other nodes have it"
+            kept = kept if copies == 1 else "the files stay, other nodes have them"
+            given = "1 copy" if copies == 1 else f"{copies:,} copies"
+            session.out.write(f"{given} given up; {kept}\n")
+        if done > copies or not copies:
+            session.out.write(f"{count_text(done - copies, 'file')} {word}\n")
     if done < asked and verb == "evict":
         left = count_text(asked - done, "file")
         sys.stderr.write(f"kvfs evict: {left} left, pinned or gone; unpin first with kvfs unpin\n")
