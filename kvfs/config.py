@@ -28,6 +28,7 @@ DESCRIPTORS_PER_MESSAGE_MAX = 200  # the kernel takes 253
 CLIENTS_MAX = 256
 STAGES_PER_CLIENT_MAX = 1024
 CLIENT_DEADLINE_S = 10.0
+CONFIG_WAIT_S = 5.0  # for who writes a configuration into a pipe
 CLIENT_START_INTERVAL_S = 20.0  # between two tries to start a node, where another owns the store
 
 META_BYTES_MAX = 16 * GIB  # address space of the LMDB map; the file grows as it is used

@@ -9,13 +9,16 @@ import json
 import math
 import os
 import re
+import select
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvfs.config import (
+    CONFIG_WAIT_S,
     COUNT_MAX,
     READ_AHEAD_KIB_MAX,
     ClusterConfig,
@@ -203,7 +206,7 @@ def _read_table(file: Path) -> Mapping[str, Any]:
     import tomllib  # here: engines and most commands read no file
 
     try:
-        raw = _read_regular(file)
+        raw = _read_words(file)
         if len(raw) > _CONFIG_BYTES_MAX:
             raise InvalidInput(str(file), f"is no configuration: above {_CONFIG_BYTES_MAX} bytes")
         return tomllib.loads(raw.decode("utf-8"))
@@ -215,14 +218,29 @@ def _read_table(file: Path) -> Mapping[str, Any]:
         raise InvalidInput(str(file), f"is no TOML: {error}") from error
 
 
-def _read_regular(file: Path) -> bytes:
-    """What a file begins with. Never waits for who writes into a FIFO. Raises OSError."""
+def _read_words(file: Path) -> bytes:
+    """What a file begins with, or what comes through a pipe, for whose writer it waits so long and
+    no longer. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as opened:
+    with os.fdopen(fd, "rb", buffering=0) as opened:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        if kind != stat.S_IFREG:
+        if kind not in (stat.S_IFREG, stat.S_IFIFO):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')} and no file")
-        return opened.read(_CONFIG_BYTES_MAX + 1)
+        words = bytearray()
+        ready = select.poll()
+        ready.register(fd, select.POLLIN)
+        end_s = time.monotonic() + CONFIG_WAIT_S
+        while len(words) <= _CONFIG_BYTES_MAX:
+            if kind == stat.S_IFIFO and not ready.poll(max(0.0, end_s - time.monotonic()) * 1000):
+                raise OSError(
+                    errno.ETIMEDOUT,
+                    f"it is a FIFO, and nobody wrote all into it in {CONFIG_WAIT_S:g} s",
+                )
+            read = opened.read(_CONFIG_BYTES_MAX + 1 - len(words))
+            if read == b"":
+                break
+            words += read or b""
+        return bytes(words)
 
 
 def _parse_of(
@@ -329,7 +347,7 @@ def _read_url(file: Path) -> str:
     """A URL with a password in it, which others may read neither in a configuration nor in a list
     of processes: the only line of a file."""
     try:
-        return _read_regular(file).decode("utf-8").strip()
+        return _read_words(file).decode("utf-8").strip()
     except OSError as error:
         reason = f"{file} cannot be read: {error.strerror}"
         raise InvalidInput("cluster.metadata_file", reason) from error

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,7 @@ def mount_command(
     Raises `KvfsError` when it cannot; nothing is mounted then.
     """
     _check_device()
+    made = _missing(mountpoint)
     place = prepare(mountpoint, [item.path for item in config.directories])
     hidden = count_hidden(place)
     if hidden:
@@ -83,20 +84,54 @@ def mount_command(
         )
     tokenizer = tokenizer and Path(os.path.abspath(tokenizer))
     orders = Orders(config, place, tokenizer, log_of(config.home))
-    if not foreground:
-        start_in_background(
-            "mount",
-            orders,
-            orders.log or Path(os.devnull),
-            MOUNT_START_DEADLINE_S,
-            on_note=lambda note: sys.stderr.write(f"kvfs mount: {note}\n"),
-        )
-        return 0
-    log_to(orders.log, echo=True)
-    problem = _run(orders, lambda note: tell_supervisor("READY=1"))  # the log has said the note
-    if problem is not None:
-        raise problem
+    has_served = False
+
+    def ready(note: str) -> None:
+        nonlocal has_served
+        has_served = True
+        tell_supervisor("READY=1")  # the log has said the note
+
+    try:
+        if not foreground:
+            start_in_background(
+                "mount",
+                orders,
+                orders.log or Path(os.devnull),
+                MOUNT_START_DEADLINE_S,
+                on_note=lambda note: sys.stderr.write(f"kvfs mount: {note}\n"),
+            )
+            return 0
+        log_to(orders.log, echo=True)
+        problem = _run(orders, ready)
+        if problem is not None:
+            raise problem
+    except BaseException:
+        if not has_served:
+            _remove(made)
+        raise
     return 0
+
+
+def _missing(mountpoint: Path) -> list[Path]:
+    """The directories that `prepare` will make, the innermost first."""
+    if find_mount(mountpoint) is not None:  # which may not answer
+        return []
+    path = Path(os.path.abspath(mountpoint))
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = path.parent
+    return missing
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Take directories away that nobody has used."""
+    for path in made:
+        try:
+            path.rmdir()
+        except OSError as error:
+            log.info("%s stays: %s", path, error.strerror)
+            return
 
 
 def background() -> int:

@@ -101,6 +101,36 @@ def test_what_cannot_be_mounted(where: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "foreign") == ["photo.jpg"]
 
 
+def test_a_mount_that_fails_leaves_no_directory_that_it_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    joining = ("--store", tmp_path / "store", "--join", "redis://127.0.0.1:1")
+    for words in (("mount",), ("mount", "--foreground")):
+        for place in ("made/for/it", "there", "there/made"):
+            done = kvfs(*words, tmp_path / place, *joining)
+            assert done.returncode == 2 and "see that a server runs at" in done.stderr, done.stderr
+    assert not (tmp_path / "made").exists()
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_names_that_a_start_finds_lost_are_told(where: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ("mount", where, "--store", store)
+    assert kvfs(*words).returncode == 0
+    (where / "a").write_bytes(b"data")
+    assert kvfs("umount", where).returncode == 0
+    (store / "meta" / "data.mdb").write_bytes(b"garbage" * 4096)
+    done = kvfs(*words)
+    assert done.returncode == 0 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"kvfs mount: {store}/meta/data.mdb is damaged")
+    lost = "all names that were not of chunk files are lost, 1 blobs of 4 bytes with them"
+    assert lost in done.stderr
+    assert lost in kvfs("status", "--store", store).stdout
+    assert kvfs("umount", where).returncode == 0
+    done = kvfs(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "lost, 1" not in kvfs("status", "--store", store).stdout
+
+
 def test_a_place_or_store_that_is_taken(where: Path, tmp_path: Path, start_node: StartNode) -> None:
     mount_at(where, tmp_path / "store")
     done = kvfs("mount", where, "--store", tmp_path / "other")

@@ -212,14 +212,23 @@ def test_bytes_go_by_the_port_behind_that_of_messages(
     assert bulk_port(parse_address(listen), written) == port
 
 
-def test_a_configuration_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_fifo_that_nobody_writes_into_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.home.CONFIG_WAIT_S", 0.05)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(InvalidInput, match="is a FIFO and no file"):
-        load_config(fifo)
     (tmp_path / "kvfs.toml").write_text(f'[cluster]\nmetadata_file = "{fifo}"\n')
-    with pytest.raises(InvalidInput, match="is a FIFO and no file"):
-        load_config(tmp_path / "kvfs.toml")
+    for file in (fifo, tmp_path / "kvfs.toml"):
+        with pytest.raises(InvalidInput, match="it is a FIFO, and nobody wrote all into it"):
+            load_config(file)
+    writer = os.open(fifo, os.O_RDWR)
+    os.write(writer, b"fsync = true")
+    with pytest.raises(InvalidInput, match="nobody wrote all"):  # it may write more
+        load_config(fifo)
+    os.close(writer)
+    with pytest.raises(InvalidInput, match="is a character device and no file"):
+        load_config(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("value", ["node7:7400", "10.0.0.7", "10.0.0.7:70000"])
