@@ -230,7 +230,8 @@ def test_pin_unpin_evict(store: Path) -> None:
     assert (ran.returncode, ran.stdout) == (1, "3 files evicted\n")
     assert "1 file left" in ran.stderr and "unpin" in ran.stderr
     assert kvfs_json("unpin", "keep", store=store)["files"] == 1
-    assert kvfs_json("evict", "keep", store=store) == {"command": "evict", "files": 1, "left": 0}
+    said = {"command": "evict", "files": 1, "left": 0, "copies": 0}
+    assert kvfs_json("evict", "keep", store=store) == said
     assert kvfs("ls", "keep", store=store).returncode == 1
 
 
