@@ -48,6 +48,10 @@ CLUSTER_BACKOFF_S = 0.5  # how long a server that did not answer is left alone
 CLUSTER_BACKOFF_S_MAX = 8.0  # each time twice as long, until a thread that waits hears it again
 CLUSTER_LISTEN_S = 1.0  # how long a node waits for news before it asks again
 CLUSTER_STRANGE_S = 0.1  # until a node looks again at a feed to which somebody else wrote
+CLUSTER_LOOK_S = 10.0  # between two looks at what the server does when it is full
+CLUSTER_SAID_S = (
+    60.0  # until the log says once more why a node is cut off, where that goes to and fro
+)
 CLUSTER_LEASE_S = 3.0  # how long a node that says nothing is still a member
 CLUSTER_RENEW_S = 0.5
 CLUSTER_CHANGES_KEPT = 2048  # nodes that came or went last; who has missed more is told all

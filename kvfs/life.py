@@ -27,7 +27,7 @@ from kvfs.belonging import (
 from kvfs.blobs import BlobDirectory
 from kvfs.boot import boot_id
 from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S, Config
-from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, Unavailable
+from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine
@@ -339,7 +339,7 @@ async def _sync_always(node: Node) -> None:
         node.uses.write()
         try:
             await trio.to_thread.run_sync(node.meta.sync)
-        except (OutOfSpace, Unavailable) as error:  # not the end: the next time it may do
+        except KvfsError as error:  # not the end: the next time it may do
             log.warning("%s", error)
         while node.retry_orphans():
             await trio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ crash knows which blobs to read again.
 import logging
 from collections import Counter
 
-from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import MetaEngine
 
 log = logging.getLogger(__name__)
@@ -39,5 +39,5 @@ class OpenBlobs:
         del self._open[digest]
         try:
             self._meta.bury([digest])
-        except (OutOfSpace, Unavailable) as error:  # then the next start reads it again
+        except KvfsError as error:  # then the next start reads it again
             log.debug("blob %s stays on record as open: %s", digest.hex(), error)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from kvfs.config import USES_WAITING_MAX
-from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import MetaEngine
 
 log = logging.getLogger(__name__)
@@ -42,5 +42,5 @@ class Uses:
         self._waiting.clear()
         try:
             self._meta.restamp(stamps)
-        except (OutOfSpace, Unavailable) as error:
+        except KvfsError as error:
             log.debug("%d uses are not noted: %s", len(stamps), error)

@@ -29,7 +29,7 @@ from kvfs.config import (
     DRAIN_TICK_S,
     DRAIN_TRIES_MAX,
 )
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import Blob
 from kvfs.meta.redis import RedisEngine
 from kvfs.names import escape
@@ -144,7 +144,7 @@ class Drain:
         while True:
             try:
                 await self._membership.begin_leaving()
-            except Unavailable as error:
+            except KvfsError as error:
                 self._problem = str(error)
                 await trio.sleep(_RETRY_S)
             else:

@@ -25,12 +25,15 @@ from kvfs.cluster.own_address import own_address
 from kvfs.cluster.referrals import Referrals
 from kvfs.cluster.source import NodeSource
 from kvfs.cluster.takers import Takers
-from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_RENEW_S, ClusterConfig
+from kvfs.cluster.trouble import Trouble
+from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_LOOK_S, CLUSTER_RENEW_S, ClusterConfig
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
+from kvfs.meta.probe import Memory
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import SharedTable
+from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.url import without_password
 from kvfs.neighbours import Referral
 from kvfs.node import Change, Node
@@ -97,7 +100,9 @@ class Cluster:
         self._copies = Copies(engine, self._membership, takers, config.copies)
         self._drain = Drain(engine, self._membership, takers, node.open_blobs, node.directories)
         self._abandoned = Abandoned(node, engine, self._membership)
-        self._is_cut_off = False
+        self._trouble = Trouble()
+        self._unfilled = ""  # why the server was not filled, the last time
+        self._memory: Memory | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -123,6 +128,7 @@ class Cluster:
                 nursery.start_soon(self._copies.run)
                 nursery.start_soon(self._drain.run)
                 nursery.start_soon(self._abandoned.run)
+                nursery.start_soon(self._watch_memory_always)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -146,7 +152,9 @@ class Cluster:
         try:
             await self._membership.renew()
         except Unavailable as error:
-            self._note_cut_off(error)
+            self._trouble.begin("lease", error)
+        else:
+            self._trouble.end("lease")
 
     async def _ask_again(self) -> None:
         """Know anew who has what, and who is there."""
@@ -162,8 +170,10 @@ class Cluster:
                     self._engine.wait_news, abandon_on_cancel=True, limiter=thread
                 )
             except Unavailable as error:
-                self._note_cut_off(error)
+                self._trouble.begin("feed", error)
                 await trio.sleep(CLUSTER_LISTEN_S)
+            else:
+                self._trouble.end("feed")
             self.refresh()  # also without news: the server may have lost everything
 
     async def _refill_always(self) -> None:
@@ -180,9 +190,32 @@ class Cluster:
                 ):
                     await trio.sleep(0)
                 self._node.reap()
+                self._unfilled = ""
             except KvfsError as error:
-                level = logging.DEBUG if self._is_cut_off else logging.WARNING  # said already
+                is_said = self._trouble or str(error) == self._unfilled
+                self._unfilled = str(error)
+                level = logging.DEBUG if is_said else logging.WARNING
                 log.log(level, "the metadata server is not filled yet: %s", error)
+
+    async def _watch_memory_always(self) -> None:
+        """Say once where the server gives names up by itself when it is full; and tell one that did
+        again what this node knows."""
+        thread = trio.CapacityLimiter(1)
+        while True:
+            before = self._memory
+            try:
+                self._memory = await trio.to_thread.run_sync(
+                    self._engine.memory, abandon_on_cancel=True, limiter=thread
+                )
+            except Unavailable as error:
+                log.debug("how the metadata server keeps names is not known: %s", error)
+            now = self._memory
+            if now is not None and now is not before:
+                if now.evicts and (before is None or before.policy != now.policy):
+                    log.warning("%s", _evicts(now))
+                if before is not None and now.takes_names and now.evicted > before.evicted:
+                    self._engine.give_back_lost()
+            await trio.sleep(CLUSTER_LOOK_S)
 
     def refresh(self) -> None:
         """Know all that others did until now, and have the kernel know. A round trip; where the
@@ -190,12 +223,11 @@ class Cluster:
         try:
             heard = self._engine.catch_up()
         except KvfsError as error:  # also of this node's own full disk: what it knows has to do
-            self._note_cut_off(error)
+            self._trouble.begin("news", error)
             return
-        if self._is_cut_off:
-            log.warning("the metadata server answers again")
+        if "news" in self._trouble:
             self._engine.forget_remembered()
-            self._is_cut_off = False
+            self._trouble.end("news")
         for record in {record for one in heard for record in one.records}:
             if record.table is SharedTable.DIRENT:
                 parent, name = record.split()
@@ -206,11 +238,6 @@ class Cluster:
             self._node.tell(Change(0, None, 0, moves_directories=True))
         if any(one.moves for one in heard):
             self._node.reap()
-
-    def _note_cut_off(self, error: KvfsError) -> None:
-        if not self._is_cut_off:
-            log.warning("cut off from the cluster: %s", error)
-        self._is_cut_off = True
 
     # The others' bytes --------------------------------------------------------------------------
     async def bring(self, inodes: Iterable[Inode]) -> None:
@@ -262,7 +289,10 @@ class Cluster:
         return {
             "name": self._config.name,
             "metadata": without_password(self._config.metadata),
-            "is_cut_off": self._is_cut_off,
+            "is_cut_off": bool(self._trouble),
+            "trouble": self._trouble.reason,
+            "eviction": _evicts(self._memory) if self._memory and self._memory.evicts else "",
+            "unreadable": UNREADABLE.count,
             "fetching": self._fetcher.under_way,
             "nodes": [
                 {
@@ -276,3 +306,10 @@ class Cluster:
                 for member in self._membership.present
             ],
         }
+
+
+def _evicts(memory: Memory) -> str:
+    return (
+        f"the metadata server's maxmemory-policy is {memory.policy}: it may take names away when it"
+        " is full; set it to noeviction"
+    )

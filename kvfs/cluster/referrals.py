@@ -9,7 +9,7 @@ import trio
 
 from kvfs.cluster.location import Location
 from kvfs.config import REFERRAL_DEADLINE_S, REFERRED_MAX
-from kvfs.errors import Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode, MetaEngine
 from kvfs.neighbours import Referral
 from kvfs.peers.client import PeerClient
@@ -56,7 +56,7 @@ class Referrals:
     def _whom_to_ask(self, digest: bytes) -> Sequence[PeerClient]:
         try:
             return self._location.whom_to_ask(digest)
-        except Unavailable as error:
+        except KvfsError as error:
             log.info("who else has blob %s is not known: %s", digest.hex(), error)
             return ()
 
@@ -72,7 +72,7 @@ async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes,
     """Add a peer's tickets to the referrals."""
     try:
         address, tickets = await trio.to_thread.run_sync(peer.tickets, ranges, REFERRAL_DEADLINE_S)
-    except Unavailable as error:
+    except KvfsError as error:
         log.info("no tickets, so that the files are brought here: %s", error)
         return
     for wanted, ticket in zip(ranges, tickets, strict=True):

@@ -442,6 +442,10 @@ class ClusterBatch(ClusterView, Batch):
     def _copy(self, digest: bytes) -> Record:
         return Record(SharedTable.COPY, digest + self._node_id)
 
+    def add_holder(self, digest: bytes, ino: int) -> None:
+        """A file holds a digest, and the server does not say so any more."""
+        self._move_reference(b"", digest, ino)
+
     def _move_reference(self, old: bytes, new: bytes, ino: int) -> None:
         if new:
             self.txn.put(records.holder_key(new, ino), b"", db=self.tables.holder)

@@ -27,6 +27,7 @@ from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.lmdb import Database
 from kvfs.meta.mirror import Mirror
+from kvfs.meta.probe import Memory
 from kvfs.meta.refill import (
     Refill,
     give_back,
@@ -186,6 +187,18 @@ class FollowingEngine(SharedEngine):
         made anew. Little work, for now and then. Raises `Unavailable`."""
         self._server.mend()
 
+    def memory(self) -> Memory | None:
+        """As `MetaServer.memory`."""
+        return self._server.memory()
+
+    def give_back_lost(self) -> None:
+        """The server took names away by itself: it gets back what this node knows. Not while that
+        is being done already."""
+        if self._refill is None and self._checked_to is None:
+            self._forget_all()
+            self._refill = Refill(of_single_keys=True)
+            self.recheck()
+
     def _begin_refill(self) -> None:
         """Tell the server of a new epoch all names again: it was emptied while this node was away;
         or one that has lost what this node did last. Before anything is compared with it, which
@@ -210,7 +223,12 @@ class FollowingEngine(SharedEngine):
         with self._remembered() as mirror:
             names = self._refill.next_names(mirror)
         if names:
-            self._write(lambda batch: give_back(of_cluster(batch), names, now_ns))
+            of_single_keys = self._refill.of_single_keys
+            self._write(
+                lambda batch: give_back(
+                    of_cluster(batch), names, now_ns, of_single_keys=of_single_keys
+                )
+            )
             return True
         with self._writing() as txn:
             note_epoch(txn, self._tables, self._server.epoch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.errors import Corrupt
 from kvfs.meta import records
-from kvfs.meta.contract import Inode
+from kvfs.meta.contract import ChunkInfo, Inode
 from kvfs.meta.records import pack_native, pack_ordered
 from kvfs.meta.shared import Commit, Page, Record, SharedTable, is_key
 from kvfs.meta.unreadable import UNREADABLE
@@ -44,6 +44,15 @@ class Mirror:
         try:
             return None if raw is None else records.decode_inode(ino, raw)
         except Corrupt as error:  # an older version kept whatever the server said
+            UNREADABLE.note(error)
+            return None
+
+    def chunk(self, ino: int) -> ChunkInfo | None:
+        """As `inode`, what is known of it as a chunk."""
+        raw = self.value(chunk_record(ino))
+        try:
+            return None if raw is None else records.decode_chunk(raw).info
+        except Corrupt as error:
             UNREADABLE.note(error)
             return None
 

@@ -33,6 +33,24 @@ class Refused(Unavailable):
     """The server answers, and will not have this node: somebody must change something."""
 
 
+class Unwilling(Unavailable):
+    """The server answers, and does not do what it is asked for now."""
+
+
+# How its refusals begin, and what to do. Those whose word the client's library takes away are told
+# by its classes.
+_REFUSALS: tuple[tuple[str, type[Exception] | None, str], ...] = (
+    ("READONLY", redis.exceptions.ReadOnlyError, "it is a replica: name its primary"),
+    ("OOM", redis.exceptions.OutOfMemoryError, "raise its maxmemory, or remove files"),
+    ("LOADING", redis.exceptions.BusyLoadingError, "it reads its own file: wait"),
+    ("MASTERDOWN", redis.exceptions.MasterDownError, "its primary is gone: start that"),
+    ("CLUSTERDOWN", redis.exceptions.ClusterDownError, "start its other servers"),
+    ("NOREPLICAS", None, "start its replicas, or lower min-replicas-to-write"),
+    ("BUSY", None, "somebody's script keeps it: SCRIPT KILL ends that"),
+    ("MISCONF", None, "it cannot save: see its log and its disk"),
+)
+
+
 class _Search:
     """A look for the primary, in a thread of its own. Once it is over, it has one of the two."""
 
@@ -273,7 +291,17 @@ def _unavailable(error: Exception, url: ServerUrl) -> Unavailable:
                 " name its authority's file with ?ssl_ca_certs="
             )
         cause = cause.__cause__ or cause.__context__
+    for word, kind, advice in _REFUSALS:
+        if text.startswith(word + " ") or (kind is not None and isinstance(error, kind)):
+            return Unwilling(f"the metadata server refuses: {_said(text)}; {advice}")
+    if isinstance(error, redis.ResponseError):
+        return Unwilling(f"the metadata server refuses: {_said(text)}; see its log")
     return Unavailable(f"the metadata server does not answer: {text}")
+
+
+def _said(text: str) -> str:
+    """A refusal without which script met it."""
+    return text.partition(" script: ")[0].rstrip(".")
 
 
 def _check_tls(url: ServerUrl) -> None:

@@ -29,6 +29,17 @@ class Memory:
     policy: str  # its maxmemory-policy
     used_bytes: int
     bytes_max: int  # 0: as much as the machine has
+    evicted: int = 0  # keys, of anybody
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it was not told to keep all that it has."""
+        return self.policy != "noeviction"
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether it takes keys away that say nothing of how long they live, as a cluster's do."""
+        return self.policy.startswith("allkeys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ def look_at(url: str, cluster: str) -> Facts:
                 min(_ping_s(client) for _ in range(_PINGS)),
                 has_cluster,
                 refusal,
-                None if info is None else _memory(info),
+                None if info is None else read_memory(info),
                 None if info is None else _keeping(info, client),
             )
 
@@ -121,11 +132,13 @@ def _info(client: "redis.Redis") -> Mapping[str, Any] | None:
     return info if isinstance(info, Mapping) and "maxmemory_policy" in info else None
 
 
-def _memory(info: Mapping[str, Any]) -> Memory:
+def read_memory(info: Mapping[str, Any]) -> Memory:
+    """Of what INFO says."""
     return Memory(
         str(info["maxmemory_policy"]),
         int(info.get("used_memory", 0)),
         int(info.get("maxmemory", 0)),
+        int(info.get("evicted_keys", 0)),
     )
 
 

@@ -26,6 +26,7 @@ _KINDS_WITH_TAIL = {stat.S_IFREG, stat.S_IFLNK}
 _KINDS = _KINDS_WITH_TAIL | {
     stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK
 }  # fmt: skip
+_MODE_MAX = 2**16 - 1
 _LINKS_MAX = 2**32 - 1
 _DIRENT = struct.Struct("<QQ")
 _BLOB = struct.Struct("<QQHQ")
@@ -74,6 +75,8 @@ def decode_inode(ino: int, raw: bytes) -> Inode:
         digest, target = b"", tail
     else:
         digest, target = tail, b""
+    if mode > _MODE_MAX or flags not in (0, _PINNED):
+        raise Corrupt(f"inode {ino}", "its record is of no mode")
     if kind not in _KINDS or (tail and kind not in _KINDS_WITH_TAIL):
         raise Corrupt(f"inode {ino}", "its record is of no kind of file")
     if digest and len(digest) != DIGEST_BYTES:

@@ -14,7 +14,7 @@ from kvfs.config import REFILL_STEP
 from kvfs.meta import records, tree
 from kvfs.meta.cluster import ClusterBatch
 from kvfs.meta.contract import ROOT_INO, ChunkInfo, Inode
-from kvfs.meta.mirror import Mirror, chunk_record
+from kvfs.meta.mirror import Mirror
 from kvfs.meta.shared import Commit, SharedTable
 from kvfs.meta.view import Tables
 
@@ -46,9 +46,11 @@ class Remembered:
 
 
 class Refill:
-    """A walk over all that a node remembers, directories before what they hold."""
+    """A walk over all that a node remembers, directories before what they hold. `of_single_keys`:
+    the server may have lost a part of what it says of a name, and not the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_single_keys: bool = False) -> None:
+        self.of_single_keys = of_single_keys
         self._directories = deque([ROOT_INO])
         self._after = b""
 
@@ -75,13 +77,14 @@ def remember(mirror: Mirror, parent: int, name: bytes, ino: int) -> Remembered |
     inode = mirror.inode(ino)
     if inode is None:
         return None
-    packed_chunk = mirror.value(chunk_record(ino))
-    chunk = None if packed_chunk is None else records.decode_chunk(packed_chunk).info
-    return Remembered(parent, name, inode, chunk)
+    return Remembered(parent, name, inode, mirror.chunk(ino))
 
 
-def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> None:
-    """Write those names that are free, of directories and of files whose bytes are here."""
+def give_back(
+    batch: ClusterBatch, names: Sequence[Remembered], now_ns: int, *, of_single_keys: bool = False
+) -> None:
+    """Write those names that are free, of directories and of files whose bytes are here; with
+    `of_single_keys` also what else is said of those that are there."""
     for one in names:
         above = batch.find(one.parent)
         if above is None or not above.is_directory:
@@ -93,22 +96,31 @@ def give_back(batch: ClusterBatch, names: Sequence[Remembered], now_ns: int) -> 
         found = batch.entry(one.parent, one.name)
         if found is None:
             _give_name(batch, one, now_ns)
+        elif of_single_keys and found.ino == one.inode.ino:
+            batch.add_name(one.parent, one.name, found)
+        now = batch.find(one.inode.ino) if of_single_keys else None
+        if now is not None and is_here and now.digest == one.inode.digest:
+            batch.add_holder(now.digest, now.ino)
         if is_here and batch.holders(one.inode.digest):  # else a check of all blobs finds it
             batch.begin_copy(one.inode.digest)
 
 
 def _give_name(batch: ClusterBatch, one: Remembered, now_ns: int) -> None:
     there = batch.find(one.inode.ino)
-    if one.inode.is_directory:
-        if there is not None:
+    names = [] if there is None else batch.names(there.ino)
+    if there is not None and one.inode.is_directory:
+        if any(batch.entry_ino(*name) == there.ino for name in names):
             return  # it has got another name
+        inode = there  # which the server has lost, and not the directory
+    elif one.inode.is_directory:
         inode = batch.store(replace(one.inode, nlink=2), None)
     elif there is None:
         stamp = batch.stamp_of(one.inode.ino)
         used_ns = one.inode.used_ns if stamp is None else stamp.used_ns
         inode = batch.store(replace(one.inode, nlink=1, used_ns=used_ns), None)
     else:
-        inode = batch.store(replace(there, nlink=there.nlink + 1), there)
+        is_counted = (one.parent, one.name) in names
+        inode = batch.store(replace(there, nlink=there.nlink + (not is_counted)), there)
     batch.add_name(one.parent, one.name, inode)
     tree.change_directory(batch, batch.directory(one.parent), now_ns, links=int(inode.is_directory))
     if one.chunk is not None:

@@ -29,7 +29,8 @@ from kvfs.errors import Unavailable
 from kvfs.meta.bulk import DirentsQuestion
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.meta.journal import Point, Standing
-from kvfs.meta.primary import Link, Primary
+from kvfs.meta.primary import Link, Primary, Unwilling
+from kvfs.meta.probe import Memory, read_memory
 from kvfs.meta.records import NO_DIRENT
 from kvfs.meta.shared import NODE_ID_BYTES, Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
@@ -319,6 +320,20 @@ class MetaServer:
         is_there = until_ms is not None and until_ms > seconds * 1000 + micros // 1000
         return words if is_there else None
 
+    def memory(self) -> Memory | None:
+        """What the server does when it is full; None where this node's user may not ask. For a
+        thread of its own. Raises `Unavailable`."""
+
+        def question(client: "redis.Redis") -> Any:
+            try:
+                return client.info()
+            except redis.ResponseError:  # of an answer that names need nothing of
+                return None
+
+        info = self._listener.ask(question)
+        is_told = isinstance(info, Mapping) and "maxmemory_policy" in info
+        return read_memory(info) if is_told else None
+
     # Writing -------------------------------------------------------------------------------------
     def commit(self, commit: Commit, news: bytes | None, inodes: int) -> Done | Conflict:
         """Compare and write; without `news` only compare. When the answer is lost it is asked for
@@ -393,8 +408,11 @@ class MetaServer:
         self._silence.check()
         try:
             answer = self._link.ask(question, tries)
-        except Unavailable:
-            self._silence.note_failure()
+        except Unwilling:
+            self._silence.note_answer()
+            raise
+        except Unavailable as error:
+            self._silence.note_failure(error)
             raise
         self._silence.note_answer()
         return answer

@@ -19,14 +19,16 @@ class Silence:
         self._clock = clock
         self._pause_s = 0.0  # 0: it answered the last time
         self._until_s = 0.0
+        self._reason = ""
 
     def check(self) -> None:
         """Raise `Unavailable` while the server is left alone."""
         if self._pause_s and self._clock() < self._until_s:
-            raise Unavailable("the metadata server does not answer")
+            raise Unavailable(self._reason)
 
-    def note_failure(self) -> None:
-        """It gave no answer."""
+    def note_failure(self, error: Unavailable) -> None:
+        """It gave no answer, or will not have this node."""
+        self._reason = str(error)
         self._pause_s = min(CLUSTER_BACKOFF_S_MAX, max(CLUSTER_BACKOFF_S, 2 * self._pause_s))
         self._until_s = self._clock() + self._pause_s
 

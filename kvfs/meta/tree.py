@@ -170,6 +170,8 @@ def unlink_all(batch: Batch, inode: Inode, now_ns: int) -> list[tuple[int, bytes
     for parent, name in names:
         inode = release_name(batch, parent, name, inode, now_ns)
         change_directory(batch, batch.directory(parent), now_ns)
+    if inode.nlink:  # a cluster's server lost names of it: it is an orphan all the same
+        inode = batch.store(replace(inode, nlink=0), inode)
     return [(parent, name, inode) for parent, name in names]
 
 

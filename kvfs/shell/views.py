@@ -143,6 +143,13 @@ def _cluster(cluster: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     state = ", cut off from it" if cluster["is_cut_off"] else ", leaving it" if is_leaving else ""
     yield "cluster", f"{cluster['name']}, {count_text(len(others), 'other node')}{state}"
     yield "names", cluster["metadata"]
+    if trouble := cluster.get("trouble"):
+        yield "trouble", trouble
+    if eviction := cluster.get("eviction"):
+        yield "warning", eviction
+    if unreadable := cluster.get("unreadable"):
+        records = count_text(unreadable, "time")
+        yield "warning", f"records of the metadata server were not kvfs's: {records}"
     if fetching := cluster.get("fetching"):
         yield "fetching", count_text(fetching, "file")
     for node in others:

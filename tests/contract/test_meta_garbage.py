@@ -366,3 +366,27 @@ def is_whole_again(rig: Rig) -> bool:
             continue
         raise AssertionError("a name was made twice")
     return True
+
+
+def test_what_a_server_evicted_it_gets_back(rig: Rig) -> None:
+    a, b = rig.engines
+    for n, path in enumerate(PATHS):
+        a.publish([publication(n, path)], T0)
+    b.catch_up()
+    rig.settle()
+    rng = random.Random(1)
+    for letter in b"idenho":
+        keys = [key for key in rig.all_keys() if key[len(rig.key(b""))] == letter]
+        rig.client.delete(*rng.sample(keys, len(keys) // 2))
+    a.give_back_lost()
+    rig.settle()
+    b.give_back_lost()
+    rig.settle()
+    for engine in rig.engines:
+        assert engine.sizes(PATHS) == [100 + n for n in range(len(PATHS))]
+        assert names_in(engine) == [b"a", b"b", b"kv"]
+        for path in (b"a", b"b", b"a/c", b"kv/m/00"):
+            [directory] = engine.resolve([path])
+            assert directory is not None
+            assert set(names_in(engine, directory.ino)) - {b"c"} == {b"0", b"1", b"2", b"3"}
+    assert [blob and blob.references for blob in a.blobs(list(map(digest, range(16))))] == [1] * 16

@@ -6,6 +6,8 @@ from kvfs.config import CLUSTER_BACKOFF_S, CLUSTER_BACKOFF_S_MAX
 from kvfs.errors import Unavailable
 from kvfs.meta.silence import Silence
 
+SILENT = Unavailable("it was silent")
+
 
 class Clock:
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ def test_each_failure_doubles_the_pause_up_to_its_bound() -> None:
     assert is_asked(silence)
     pause_s = CLUSTER_BACKOFF_S
     for _ in range(10):
-        silence.note_failure()
+        silence.note_failure(SILENT)
         clock.now_s += pause_s - 0.01
         assert not is_asked(silence)
         clock.now_s += 0.02
@@ -43,10 +45,11 @@ def test_who_hears_it_ends_the_silence_for_all(failures: int) -> None:
     clock = Clock()
     silence = Silence(clock)
     for _ in range(failures):
-        silence.note_failure()
-    assert not is_asked(silence)
+        silence.note_failure(SILENT)
+    with pytest.raises(Unavailable, match="it was silent"):
+        silence.check()
     silence.note_answer()
     assert is_asked(silence)
-    silence.note_failure()
+    silence.note_failure(SILENT)
     clock.now_s += CLUSTER_BACKOFF_S + 0.01
     assert is_asked(silence)

@@ -67,7 +67,8 @@ def _check_standing(cluster: Mapping[str, Any], joined: Joined) -> Finding:
     check, name = "membership", cluster["name"]
     if cluster["is_cut_off"]:
         advice = "changes fail until it reaches the metadata server again; see node.log"
-        return Finding(check, Level.FAIL, f"cut off from {name}", advice)
+        said = f": {trouble}" if (trouble := cluster.get("trouble")) else ""
+        return Finding(check, Level.FAIL, f"cut off from {name}{said}", advice)
     shown = without_password(joined.config.metadata)
     if joined.is_written and (cluster["metadata"], name) != (shown, joined.config.name):
         found = f"of {name} at {cluster['metadata']}, and kvfs.toml says otherwise"
