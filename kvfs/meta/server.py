@@ -347,7 +347,7 @@ class MetaServer:
                 "epoch": self.epoch,
                 "node": self._node_id,
                 "serial": f"{self._run}-{self._serial}",
-                "values": [[*_place(record), value or False] for record, value in values],
+                "values": [[*_place(r), False if v is None else v] for r, v in values],
                 "pages": [
                     [
                         _HAS_VALUES.get(page.table, page.table.value),
