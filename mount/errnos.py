@@ -2,13 +2,22 @@
 
 import errno
 
-from kvfs.errors import Corrupt, InvalidInput, KvfsError, NamespaceError, OutOfSpace, Unavailable
+from kvfs.errors import (
+    Corrupt,
+    InvalidInput,
+    KvfsError,
+    NamespaceError,
+    OutOfSpace,
+    QueueFull,
+    Unavailable,
+)
 
 ERRNOS: tuple[tuple[type[KvfsError], int], ...] = (
     (OutOfSpace, errno.ENOSPC),
     (Corrupt, errno.EIO),
     (InvalidInput, errno.EINVAL),
     (Unavailable, errno.EIO),
+    (QueueFull, errno.EIO),
 )
 
 # What a full disk, quota or descriptor table of ours looks like to somebody else.
