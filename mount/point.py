@@ -29,6 +29,7 @@ _QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _SILENCE_S = 2.0
+_KILLED_S = 0.5  # within which a process that was killed shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
         sys.stderr.write(f"kvfs umount: {error}\n")
         return 1
     if lazy:  # its process ends when the last file in it is closed
+        if not owner.wait_gone(_KILLED_S) and owner.is_killed:  # it was, a moment ago
+            abort(entry)
         return 0
     wait_s = f"{MOUNT_STOP_DEADLINE_S:.0f} s"
     with _telling(f"unmounted; waiting up to {wait_s} for {owner.shown} to end"):

@@ -398,4 +398,5 @@ def test_an_empty_record_is_no_conflict_for_ever(rig: Rig) -> None:
     loose = a.make(ROOT_INO, b"unfinished", FILE, 0, 0, T0)
     rig.client.set(rig.key(b"i" + loose.ino.to_bytes(8, "little")), b"")
     rig.restart(0)  # which drops what it did not finish
-    rig.engines[0].make(ROOT_INO, b"unfinished", FILE, 0, 0, T0)
+    made = rig.engines[0].make(ROOT_INO, b"unfinished", FILE, 0, 0, T0)
+    assert rig.engines[0].lookup(ROOT_INO, b"unfinished") == made

@@ -163,6 +163,7 @@ class TierSuite:
     def test_closing_twice_is_fine(self, tier: Tier) -> None:
         tier.close()
         tier.close()
+        assert (tier.counters.failures, tier.counters.in_flight) == (0, 0)
 
 
 class WritableTierSuite(TierSuite):
