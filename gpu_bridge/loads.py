@@ -23,8 +23,8 @@ from kvfs.chunk import match_header
 from kvfs.client_files import OpenFile, RemoteFile
 from kvfs.config import BRIDGE_OPEN_BATCH
 from kvfs.errors import Corrupt, Unavailable
+from kvfs.file_io import read_verified
 from kvfs.remote import RemoteReader
-from kvfs.transfer import read_verified
 
 log = logging.getLogger(__name__)
 Found = OpenFile | RemoteFile | None

@@ -28,8 +28,8 @@ from kvfs.client_files import Staged, StagedFile
 from kvfs.config import BRIDGE_SAVES_MAX, BRIDGE_SETTLE_DEADLINE_S, BRIDGE_SLOT_DEADLINE_S
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace
+from kvfs.file_io import write_from
 from kvfs.hashers import in_background
-from kvfs.transfer import write_from
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch
 
 from kvfs.config import PAGE_BYTES
 from kvfs.errors import InvalidInput
-from kvfs.transfer import allocate
+from kvfs.file_io import allocate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

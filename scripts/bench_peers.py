@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.config import MIB  # noqa: E402  (path first)
 from kvfs.digest import digest_of  # noqa: E402
+from kvfs.file_io import allocate  # noqa: E402
 from kvfs.peers.client import PeerClient  # noqa: E402
 from kvfs.peers.keys import Keys, load_pair  # noqa: E402
-from kvfs.transfer import allocate  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.net_rig import Network, network  # noqa: E402
 from scripts.peer_rig import CLIENT_ID, CLUSTER, PeerProcess  # noqa: E402

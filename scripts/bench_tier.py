@@ -5,7 +5,7 @@ usage: bench_tier.py [--dir DIR] [--chunks 16] [--mib 16] [--rounds 7] [--thread
 
 For each kind of tier, in turns: all chunks read through the tier, and through the bare way, by as
 many threads, each into a page-aligned buffer of its own:
-  memory, nvme, shared   against open and `kvfs.transfer.read_into`; nvme and shared lie below DIR,
+  memory, nvme, shared   against open and `kvfs.file_io.read_into`; nvme and shared lie below DIR,
                          cold (root drops the page cache) and warm
   object                 below DIR (file:), against the same files
   s3                     moto's server on loopback (scripts/setup tiers), against obstore.get_range
@@ -33,12 +33,12 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.config import MIB, TIER_LIMITS, TierConfig, TierKind  # noqa: E402  (path first)
 from kvfs.digest import digest_of  # noqa: E402
+from kvfs.file_io import allocate, read_into  # noqa: E402
 from kvfs.peers.client import PeerClient  # noqa: E402
 from kvfs.peers.server import PeerServer  # noqa: E402
 from kvfs.tiers.contract import Tier, WritableTier  # noqa: E402
 from kvfs.tiers.opening import open_tier  # noqa: E402
 from kvfs.tiers.peer import PeerTier  # noqa: E402
-from kvfs.transfer import allocate, read_into  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 from scripts.peer_rig import CLIENT_ID, CLUSTER, SERVER_ID, DirectorySource  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvfs.client import Client
 from kvfs.config import PAGE_BYTES
-from kvfs.transfer import allocate, read_into
+from kvfs.file_io import allocate, read_into
 
 SAMPLE_BYTES = 64 * 1024 * 1024
 SAMPLE_FILES = 64

@@ -35,10 +35,10 @@ from kvfs.config import (
     TierLimits,
 )
 from kvfs.errors import InvalidInput, TierBusy, TierStalled, TierTrouble
+from kvfs.file_io import allocate
 from kvfs.health import Health, HealthState
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.tiers.counters import TierCounters
-from kvfs.transfer import allocate
 
 Source = int | memoryview  # an open file, read from its start, or bytes
 

@@ -35,11 +35,11 @@ from kvfs.config import (
     least_free_bytes,
 )
 from kvfs.errors import InvalidInput, OutOfSpace, TierTrouble
+from kvfs.file_io import read_into, write_from
 from kvfs.home import PART_MARK, PARTS, STORE_MARK, TIER_MARK, file_system_of
 from kvfs.tiers.contract import Capacity, Source, Use, WritableTier, check_time
 from kvfs.tiers.sources import check_source, drawing, filled, reopen, slices
 from kvfs.tiers.threads import Gate, Threads
-from kvfs.transfer import read_into, write_from
 
 TIER_VERSION = 1
 _FILE_MODE = 0o660  # less the umask: engines of other users read here themselves

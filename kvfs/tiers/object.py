@@ -35,11 +35,11 @@ from kvfs.config import (
     TierConfig,
 )
 from kvfs.errors import InvalidInput, TierStalled, TierTrouble
+from kvfs.file_io import allocate
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.tiers.contract import Source, WritableTier
 from kvfs.tiers.sources import check_source, read_whole
 from kvfs.tiers.threads import Gate
-from kvfs.transfer import allocate
 
 _NAME = re.compile(f"blobs/[0-9a-f]{{2}}/[0-9a-f]{{2}}/([0-9a-f]{{{2 * DIGEST_BYTES}}})")
 _QUERY = re.compile(r"\?[^\s)\"']*")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from kvfs.config import TIER_PIECE_BYTES
 from kvfs.errors import Corrupt, InvalidInput
-from kvfs.transfer import allocate, read_into
+from kvfs.file_io import allocate, read_into
 
 Draw = Callable[[int, memoryview], None]  # fills a piece from a place in the source
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvfs.config import TIER_PIECE_BYTES, TIER_SHOWN_BYTES
 from kvfs.errors import TierStalled, TierTrouble
-from kvfs.transfer import allocate
+from kvfs.file_io import allocate
 
 Result = TypeVar("Result")
 

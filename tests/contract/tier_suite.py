@@ -10,9 +10,9 @@ import pytest
 from kvfs.config import MIB, TIER_PIECE_BYTES, TierKind, TierLimits
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput, TierBusy, TierTrouble
+from kvfs.file_io import allocate
 from kvfs.health import HealthState
 from kvfs.tiers.contract import Tier, Use, WritableTier
-from kvfs.transfer import allocate
 
 ABSENT = b"a" * 16
 LIMITS = TierLimits(reads_max=4, writes_max=2, read_deadline_s=20.0, write_deadline_s=20.0)

@@ -12,7 +12,7 @@ import pytest
 from kvfs.config import PAGE_BYTES
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt
-from kvfs.transfer import allocate, read_into, read_verified, write_from
+from kvfs.file_io import allocate, read_into, read_verified, write_from
 
 SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5, 9_000_000]
 
