@@ -182,6 +182,8 @@ class Batch(View):
         if known is not None and known.references:
             if known.size_bytes != blob.size_bytes:
                 raise NamespaceError(errno.EINVAL, publication.path)
+            if known.directory == records.AWAY:
+                self.move_blob(known, blob.directory, blob.allocated_bytes)
             return
         if known is not None:
             # Doomed: its file may be gone already, but the publisher has just put one in place.
@@ -237,7 +239,9 @@ class Batch(View):
             assert blob is not None and blob.references > 0
             self._put_blob(replace(blob, references=blob.references - 1))
             self.txn.delete(records.holder_key(old, ino), db=self.tables.holder)
-            if blob.references == 1:
+            if blob.references == 1 and blob.directory == records.AWAY:
+                self.txn.delete(old, db=self.tables.blob)
+            elif blob.references == 1:
                 self.txn.put(old, b"", db=self.tables.doomed)
 
     def _put_blob(self, blob: Blob) -> None:

@@ -405,11 +405,6 @@ class ClusterBatch(ClusterView, Batch):
         for node_id in node_ids:
             self.txn.shared.write(Record(SharedTable.COPY, digest + node_id), None)
 
-    def is_pinned(self, digest: bytes) -> bool:
-        """Whether a file that holds these bytes must stay."""
-        inodes = map(self.find, self.holders(digest))
-        return any(inode is not None and inode.pinned for inode in inodes)
-
     def end_copy(self, digest: bytes) -> None:
         """This node gives its bytes of a digest up, which others have: its blob is doomed."""
         blob = self.blob(digest)

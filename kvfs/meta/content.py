@@ -18,6 +18,7 @@ from kvfs.meta.contract import (
     Published,
     Recovery,
 )
+from kvfs.meta.tier_contract import GivenUp
 from kvfs.meta.view import View, check_name
 
 _MADE_DIRECTORY_MODE = 0o755
@@ -157,6 +158,9 @@ def restamp(batch: Batch, stamps: Iterable[tuple[int, int]]) -> None:
 def lose(batch: Batch, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
     """As `MetaEngine.lose`."""
     check_digest(digest)
+    if batch.tier_mask(digest):
+        _send_away(batch, digest)
+        return []
     gone: list[tuple[int, bytes, Inode]] = []
     for ino in batch.holders(digest):
         before = batch.find(ino)
@@ -169,6 +173,43 @@ def lose(batch: Batch, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Ino
         batch.store(replace(orphan, digest=b""), orphan)
     batch.bury(digest)
     return gone
+
+
+def give_up(batch: Batch, digest: bytes) -> list[GivenUp]:
+    """As `MetaEngine.give_up`, of one that tiers have."""
+    blob = _send_away(batch, digest)
+    if blob is None:
+        return []
+    if blob.directory == records.AWAY:
+        return [GivenUp(digest, None)]
+    intend(batch, [(digest, blob.directory)])
+    return [GivenUp(digest, blob.directory)]
+
+
+def _send_away(batch: Batch, digest: bytes) -> Blob | None:
+    """Have a blob in use lie in tiers only; what it was before. None for one that is not in use."""
+    blob = batch.blob(digest)
+    if blob is None or not blob.references:
+        return None
+    if blob.directory != records.AWAY:
+        batch.move_blob(blob, records.AWAY, 0)
+    return blob
+
+
+def is_pinned(batch: Batch, digest: bytes) -> bool:
+    """Whether a file that holds these bytes must stay."""
+    inodes = map(batch.find, batch.holders(digest))
+    return any(inode is not None and inode.pinned for inode in inodes)
+
+
+def add_copy(batch: Batch, publication: Publication) -> bool:
+    """As `MetaEngine.add_copy`."""
+    blob = batch.blob(publication.digest)
+    if blob is None or not blob.references:
+        return False
+    batch.ensure_blob(publication)
+    batch.clear_intents(publication.digest)
+    return True
 
 
 def bury(batch: Batch, digests: Iterable[bytes]) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvfs.meta.tier_contract import TierRecords
 from kvfs.names import ChunkKeys
 
 ROOT_INO = 1
@@ -204,7 +205,7 @@ class Recovery:
     dropped_inodes: int  # unpublished files and orphans
 
 
-class MetaEngine(Protocol):
+class MetaEngine(TierRecords, Protocol):
     """See the module's docstring. `now_ns` is always the caller's clock.
 
     A name that is empty, `.` or `..`, or holds `/` or NUL is EINVAL everywhere; one above
@@ -354,6 +355,11 @@ class MetaEngine(Protocol):
         ENOENT for a blob that is not in use."""
         ...
 
+    def add_copy(self, publication: Publication) -> bool:
+        """The bytes of a digest have come here from elsewhere, and lie where the publication says;
+        False where no file holds it any more. Clears the intents of the digest."""
+        ...
+
     def forget(self, inos: Sequence[int]) -> None:
         """Drop orphans, and unpublished files that have no name; others are left alone."""
         ...
@@ -369,8 +375,9 @@ class MetaEngine(Protocol):
 
     def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
         """A blob is corrupt or missing and its file has been moved away: every name that points to
-        it goes. Returns (parent, name, inode as it was) for each. The blob's weight is freed; the
-        inodes are orphans without content until `forget`."""
+        it goes, unless tiers have the bytes (`TierRecords`). Returns (parent, name, inode as it
+        was) for each. The blob's weight is freed; the inodes are orphans without content until
+        `forget`."""
         ...
 
     def recover(self) -> Recovery:

@@ -35,14 +35,15 @@ from kvfs.meta.contract import (
     Usage,
 )
 from kvfs.meta.lookups import Lookups
-from kvfs.meta.records import pack_ordered
+from kvfs.meta.records import AWAY, pack_ordered
+from kvfs.meta.tier_tables import TierTables
 from kvfs.meta.view import InodeCache, View, check_name
 from kvfs.names import ChunkKeys
 
 _Result = TypeVar("_Result")
 
 
-class TableEngine(ABC):
+class TableEngine(TierTables, ABC):
     """What the engines have in common; see `MetaEngine` for what each method promises."""
 
     _cache: InodeCache
@@ -176,7 +177,10 @@ class TableEngine(ABC):
     def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
         with self._reading() as view:
             found = [view.blob(digest) for digest in digests]
-        return [blob if blob is not None and blob.references else None for blob in found]
+        return [
+            blob if blob is not None and blob.references and blob.directory != AWAY else None
+            for blob in found
+        ]
 
     def held_paths(
         self, digest: bytes, after: tuple[int, int, bytes], limit: int
@@ -195,6 +199,9 @@ class TableEngine(ABC):
 
     def relocate(self, digest: bytes, directory: int, allocated_bytes: int) -> None:
         self._write(lambda batch: content.relocate(batch, digest, directory, allocated_bytes))
+
+    def add_copy(self, publication: Publication) -> bool:
+        return self._write(lambda batch: content.add_copy(batch, publication))
 
     def forget(self, inos: Sequence[int]) -> None:
         self._write(lambda batch: content.forget(batch, inos))

@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self, TypeVar
@@ -166,6 +166,9 @@ class LmdbEngine(TableEngine):
                 yield View(txn, self._tables, self._cache)
         except _DAMAGE_READ as error:
             raise _distrust(self._directory, error) from error
+
+    def _reading_own(self) -> AbstractContextManager[View]:
+        return self._reading()
 
     @contextmanager
     def _writing(self) -> Iterator["lmdb.Transaction[bytes]"]:

@@ -16,6 +16,7 @@ from kvfs.meta.contract import DIGEST_BYTES, ROOT_INO, Blob, ChunkInfo, Inode
 TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
 _COUNT_MAX = 2**64 - 1
+AWAY = 2**16 - 1  # the directory of a blob whose bytes only tiers have
 
 _INODE = struct.Struct("<IIIIQqqqqQB")
 _USE = struct.Struct("<I44xQ8xB")  # mode, used_ns and flags of an inode
@@ -38,6 +39,8 @@ _ORDERED = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _USED = struct.Struct(">HQQ")
 _INTENT = struct.Struct(">16sH")
+_HOLDING = struct.Struct("<QQ")
+_TIER = struct.Struct("<QQ")
 
 pack_native = _NATIVE.pack
 pack_ordered = _ORDERED.pack
@@ -231,6 +234,36 @@ def holder_key(digest: bytes, ino: int) -> bytes:
     return digest + pack_ordered(ino)
 
 
+# Tiers -------------------------------------------------------------------------------------------
+
+
+def encode_holding(mask: int, size_bytes: int) -> bytes:
+    """Pack which tiers have a blob; its digest is the key."""
+    return _HOLDING.pack(mask, size_bytes)
+
+
+def decode_holding(raw: bytes) -> tuple[int, int]:
+    """The mask and the size that `encode_holding` packed."""
+    mask, size_bytes = _HOLDING.unpack(raw)
+    return mask, size_bytes
+
+
+def holding_mask(raw: bytes) -> int:
+    """The mask of a packed holding."""
+    return int.from_bytes(raw[:8], "little")
+
+
+def encode_tier(blobs: int, size_bytes: int, place: bytes) -> bytes:
+    """Pack what a tier is and what is known to lie in it; its number is in the key."""
+    return _TIER.pack(max(0, blobs), max(0, size_bytes)) + place
+
+
+def decode_tier(raw: bytes) -> tuple[int, int, bytes]:
+    """What `encode_tier` packed."""
+    blobs, size_bytes = _TIER.unpack_from(raw)
+    return blobs, size_bytes, raw[_TIER.size :]
+
+
 # Chunks ------------------------------------------------------------------------------------------
 
 
@@ -330,7 +363,9 @@ class State:
     allocated_bytes: list[int] = field(default_factory=list)  # per directory
 
     def weigh(self, blob: Blob, sign: int) -> None:
-        """Add (1) or take away (-1) a blob."""
+        """Add (1) or take away (-1) a blob, which has no weight when it lies elsewhere."""
+        if blob.directory == AWAY:
+            return
         allocated = self.allocated_bytes
         allocated += [0] * (blob.directory + 1 - len(allocated))
         self.blobs += sign

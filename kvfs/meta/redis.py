@@ -35,6 +35,7 @@ from kvfs.meta.primary import Refused
 from kvfs.meta.server import MetaServer
 from kvfs.meta.shared import Record, SharedTable, copies_page, holders_page
 from kvfs.meta.shared_engine import of_cluster
+from kvfs.meta.tier_contract import GivenUp
 
 
 class RedisEngine(FollowingEngine):
@@ -149,7 +150,7 @@ class RedisEngine(FollowingEngine):
             ended = [
                 digest
                 for digest in digests
-                if view.has_copy_among(digest, others) and not view.is_pinned(digest)
+                if view.has_copy_among(digest, others) and not content.is_pinned(view, digest)
             ]
             for digest in ended:
                 view.end_copy(digest)
@@ -157,13 +158,30 @@ class RedisEngine(FollowingEngine):
 
         return self._write(change)
 
+    def give_up(self, digests: Sequence[bytes]) -> list[GivenUp]:
+        """As the contract says; the blobs that were here are doomed."""
+
+        def change(batch: Batch) -> list[GivenUp]:
+            view = of_cluster(batch)
+            given = [
+                digest
+                for digest in digests
+                if view.tier_mask(digest) and not content.is_pinned(view, digest)
+            ]
+            for digest in given:
+                view.end_copy(digest)
+            return [GivenUp(digest, None) for digest in given]
+
+        return self._write(change)
+
     def lose(self, digest: bytes, now_ns: int) -> list[tuple[int, bytes, Inode]]:
-        """As the contract says, where no other node has the bytes; else only this copy is lost, and
-        the names live on."""
+        """As the contract says, where no other node has the bytes, and no tier; else only this copy
+        is lost, and the names live on."""
 
         def change(batch: Batch) -> list[tuple[int, bytes, Inode]]:
             view = of_cluster(batch)
-            if all(node == self.node_id for node in view.copies(digest)):
+            is_here_only = all(node == self.node_id for node in view.copies(digest))
+            if is_here_only and not view.tier_mask(digest):
                 return content.lose(batch, digest, now_ns)
             view.end_copy(digest)
             view.bury(digest)
@@ -187,7 +205,7 @@ class RedisEngine(FollowingEngine):
             for digest in digests:
                 others = set(view.copies(digest)) - set(node_ids)
                 view.end_copies_of(digest, node_ids)
-                if not others:
+                if not others and not view.tier_mask(digest):
                     gone += content.lose(batch, digest, now_ns)
             return gone
 

@@ -44,6 +44,8 @@ class Tables:
     child: "_Database"  # namespace, parent key, ino -> nothing
     used: "_Database"  # directory, used_ns, ino -> nothing
     stamp: "_Database"  # n ino -> use, of a node in a cluster
+    holding: "_Database"  # digest -> which tiers have it, size
+    promise: "_Database"  # digest that is to be copied to tiers -> nothing
 
     @classmethod
     def open(cls, env: lmdb.Environment, txn: "lmdb.Transaction[bytes]") -> "Tables":
@@ -180,6 +182,11 @@ class View:
         raw = self.txn.get(digest, db=self.tables.blob) if len(digest) == DIGEST_BYTES else None
         return None if raw is None else records.decode_blob(digest, raw)
 
+    def tier_mask(self, digest: bytes) -> int:
+        """Which tiers have the bytes of a digest, as far as this node knows."""
+        raw = self.txn.get(digest, db=self.tables.holding) if len(digest) == DIGEST_BYTES else None
+        return 0 if raw is None else records.holding_mask(raw)
+
     def holders(self, digest: bytes) -> list[int]:
         """The inodes whose content a digest is."""
         if len(digest) != DIGEST_BYTES:
@@ -237,7 +244,7 @@ class View:
         raw = self.txn.get(pack_native(ino), db=self.tables.inode)
         use = None if raw is None else records.use_of(raw)
         blob = None if use is None else self.blob(use.digest)
-        if use is None or blob is None:
+        if use is None or blob is None or blob.directory == records.AWAY:
             return None
         return Candidate(
             ino,

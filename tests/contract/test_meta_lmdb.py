@@ -13,9 +13,10 @@ from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unava
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.lmdb import LmdbEngine
 from tests.contract.meta_suite import FILE, T0, MetaSuite, publication
+from tests.contract.meta_tiers import MetaTiersSuite
 
 
-class TestLmdb(MetaSuite):
+class TestLmdb(MetaSuite, MetaTiersSuite):
     @pytest.fixture
     def reopen(self, tmp_path: Path) -> Iterator[Callable[[], MetaEngine]]:
         opened: list[LmdbEngine] = []

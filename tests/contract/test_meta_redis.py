@@ -19,6 +19,7 @@ from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer, free_port, redis_server
 from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
+from tests.contract.meta_tiers import MetaTiersSuite
 from tests.processes import wait_until
 
 
@@ -28,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield started
 
 
-class TestRedis(MetaSuite):
+class TestRedis(MetaSuite, MetaTiersSuite):
     @pytest.fixture
     def reopen(self, tmp_path: Path, server: RedisServer) -> Iterator[Callable[[], MetaEngine]]:
         opened: list[RedisEngine] = []

@@ -38,6 +38,7 @@ PURE = {
     "kvfs.replicate",
     "kvfs.stage",
     "kvfs.meta.contract",
+    "kvfs.meta.tier_contract",
     "kvfs.meta.records",
     "kvfs.meta.url",
     "kvfs.meta.chunk_index",
