@@ -24,6 +24,7 @@ from kvfs.client_files import OpenFile, RemoteFile
 from kvfs.config import BRIDGE_OPEN_BATCH
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.file_io import read_verified
+from kvfs.located import LocatedFile
 from kvfs.remote import RemoteReader
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,17 @@ class _Job:
         return self._failed_token is not None and chunk.chunk.token_start >= self._failed_token
 
 
+def _nearest(file: LocatedFile | None) -> Found:
+    """The copy here, or that of another node."""
+    if file is None:
+        return None
+    if file.fd is not None:
+        return OpenFile(file.fd, file.size_bytes, file.digest)
+    if file.ticket:
+        return RemoteFile(file.size_bytes, file.digest, file.address, file.ticket)
+    return None
+
+
 class Loader:
     """Starts loads and hands out their outcomes. `submit`, `cancel` and `take_outcomes` are called
     by the engine's thread and never block; `wait` does, as long as it is told."""
@@ -216,10 +228,11 @@ class Loader:
             self._fail(job, first, Failure.CANCELLED)
             return
         paths = [self._shard.path(job.place, load.chunk) for load in chunks]
-        opened = self._link.ask(lambda client: client.open_nearest(paths))
-        if opened is None:
+        located = self._link.ask(lambda client: client.locate(paths))
+        if located is None:
             self._fail(job, first, Failure.UNAVAILABLE)
             return
+        opened = map(_nearest, located.files)
         after = first + len(chunks)
         for load, file in zip(chunks, opened, strict=True):
             if not self._workers.start(self._load, job, load, file):

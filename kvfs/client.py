@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kvfs.calls import Calls
-from kvfs.client_files import OpenFile, RemoteFile, Staged, StagedFile, close_all, read_opened
+from kvfs.client_files import OpenFile, Staged, StagedFile, close_all
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CLIENT_DEADLINE_S,
@@ -27,6 +27,14 @@ from kvfs.config import (
     STAGES_PER_CLIENT_MAX,
 )
 from kvfs.errors import KvfsError, NamespaceError
+from kvfs.located import (
+    Located,
+    ToldTiers,
+    unpack_located,
+    unpack_sizes,
+    unpack_tickets,
+    unpack_tiers,
+)
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 from kvfs.replicate import Holder
@@ -104,18 +112,46 @@ class Client:
             raise
         return opened
 
-    def open_nearest(self, paths: Sequence[bytes]) -> list[OpenFile | RemoteFile | None]:
-        """As `open`, but what only another node has is not brought here first."""
-        opened: list[OpenFile | RemoteFile | None] = []
+    def locate(self, paths: Sequence[bytes]) -> Located:
+        """Every place that has the bytes of published files, and a descriptor of a copy here, which
+        counts as a use; None for what is nowhere. What only tiers or other nodes have is not
+        brought here. The bytes are not checked: compare the digest after reading."""
+        located = Located(0, [])
         try:
             for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
-                found, descriptors = self._call("open_nearest", batch)
-                rest = iter(descriptors)
-                opened += [read_opened(item, rest) for item in found]
+                answer, descriptors = self._call("locate", batch)
+                try:
+                    found = unpack_located(answer, descriptors, len(batch))
+                except BaseException:
+                    for fd in descriptors:
+                        os.close(fd)
+                    raise
+                located = Located(found.revision, located.files + found.files)
         except BaseException:
-            close_all(opened)
+            close_all(located.files)
             raise
-        return opened
+        return located
+
+    def tiers(self) -> ToldTiers:
+        """The tiers of the node, for who reads from them itself; see `kvfs.tiers.opening`."""
+        return unpack_tiers(self._call("tiers")[0])
+
+    def peer_tickets(
+        self, node_id: bytes, ranges: Sequence[tuple[bytes, int, int]]
+    ) -> tuple[str, list[bytes | None]]:
+        """Tickets of another node for ranges (digest, offset, length) of what it has, at most
+        `PEER_TICKETS_ASKED_MAX`, and the address at which `kvfs.remote.RemoteReader` uses them;
+        None for what it has not. Raises `Unavailable` also when that node does not give any."""
+        answer = self._call("peer_tickets", node_id, list(map(list, ranges)))[0]
+        return unpack_tickets(answer, len(ranges))
+
+    def peer_sizes(self, node_id: bytes, digests: Sequence[bytes]) -> list[int | None]:
+        """The sizes of blobs that another node has. Raises `Unavailable` as `peer_tickets`."""
+        return [
+            size
+            for batch in _batches(digests, BATCH_ITEMS_MAX)
+            for size in unpack_sizes(self._call("peer_sizes", node_id, batch)[0], len(batch))
+        ]
 
     def stage(self, sizes_bytes: Sequence[int]) -> list[Staged]:
         """Private files with room reserved for these sizes. Raises `OutOfSpace`. They live as long

@@ -3,12 +3,12 @@ bytes another node has, and staged ones.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from kvfs.errors import InvalidInput
+from kvfs.located import LocatedFile
 from kvfs.meta.contract import ChunkInfo
 
 
@@ -68,20 +68,8 @@ class StagedFile:
     chunk: ChunkInfo | None = None
 
 
-def close_all(files: Sequence[OpenFile | RemoteFile | None]) -> None:
+def close_all(files: Sequence[OpenFile | LocatedFile | None]) -> None:
     """Close those that are there."""
     for file in files:
         if file is not None:
             file.close()
-
-
-def read_opened(item: list[Any] | None, descriptors: Iterator[int]) -> OpenFile | RemoteFile | None:
-    """One answer to `open_nearest`."""
-    match item:
-        case None:
-            return None
-        case [int(size_bytes), bytes(digest)]:
-            return OpenFile(next(descriptors), size_bytes, digest)
-        case [int(size_bytes), bytes(digest), str(address), bytes(ticket)]:
-            return RemoteFile(size_bytes, digest, address, ticket)
-    raise InvalidInput("open_nearest", "the node's answer is none; client and node differ")

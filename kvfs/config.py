@@ -189,6 +189,7 @@ PEER_TEXT_BYTES_MAX = 1024
 # Between a client and the nodes that its own refers it to.
 REFERRAL_DEADLINE_S = 1.0  # for a peer to give tickets
 REFERRED_MAX = 65_536  # files of which is known how often clients read them elsewhere
+PEER_TICKETS_ASKED_MAX = 256  # of one peer, in one word of a client
 REMOTE_NODES_MAX = 1024  # that a client keeps streams to
 REMOTE_STREAMS_MAX = 16  # to one node
 REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way

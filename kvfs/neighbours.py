@@ -6,13 +6,16 @@ from typing import Protocol
 
 from kvfs.arriving import Arriving
 from kvfs.meta.contract import Inode
+from kvfs.peers.messages import Range
 from kvfs.replicate import Holder
 
 
 @dataclass(frozen=True, slots=True)
 class Referral:
-    """Where a client gets a file's bytes by itself: another node's stream, and a ticket for it."""
+    """Where a client gets a file's bytes by itself: from these nodes. The ticket is for the stream
+    of the first of them, at `address`."""
 
+    nodes: tuple[bytes, ...]  # by their ids, at least one
     address: str  # `host:port`
     ticket: bytes
 
@@ -29,6 +32,15 @@ class Neighbours(Protocol):
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """For those of these files whose bytes another node has, and this one has not: where a
         client gets them, by digest."""
+
+    async def tickets(
+        self, node_id: bytes, ranges: Sequence[Range]
+    ) -> tuple[str, list[bytes | None]]:
+        """Tickets of another node for a client, and the address of the stream that takes them; None
+        for what it has not. Raises `Unavailable` when it is not there, or may not be read."""
+
+    async def sizes_at(self, node_id: bytes, digests: Sequence[bytes]) -> list[int | None]:
+        """The sizes of blobs that another node has. Raises `Unavailable`."""
 
     async def begin(self, inode: Inode) -> Arriving | None:
         """A published file's bytes as they come from another node, or None: all are here, or no

@@ -20,7 +20,7 @@ from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 from kvfs.replicate import Holder, HolderState
 
-PROTOCOL = 4
+PROTOCOL = 5
 _PATHS = "surrogateescape"  # texts may be paths of any bytes
 _LENGTH = struct.Struct("<I")
 

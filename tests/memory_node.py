@@ -8,6 +8,7 @@ from typing import TypeVar
 from kvfs.client_files import OpenFile, Staged, StagedFile
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.located import Located, LocatedFile
 from kvfs.meta.contract import ChunkInfo
 from kvfs.names import ChunkKeys
 
@@ -61,9 +62,13 @@ class MemoryNode:
         self._note("open")
         return [self._open(path) if path in self.files else None for path in paths]
 
-    def open_nearest(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
+    def locate(self, paths: Sequence[bytes]) -> Located:
         """All that there is lies here."""
-        return self.open(paths)
+        files = [
+            None if file is None else LocatedFile(file.size_bytes, file.digest, file.fd, 0, (), ())
+            for file in self.open(paths)
+        ]
+        return Located(1, list(files))
 
     def _open(self, path: bytes) -> OpenFile:
         fd = os.memfd_create("chunk")

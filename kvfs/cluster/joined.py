@@ -40,6 +40,7 @@ from kvfs.node import Change, Node
 from kvfs.peers.address import bulk_port, parse_address
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import PAIR_NAME, Keys, load_pair
+from kvfs.peers.messages import Range
 from kvfs.peers.server import PeerServer
 from kvfs.replicate import Holder
 
@@ -248,6 +249,18 @@ class Cluster:
         """Where a client gets what is not here, by digest; nowhere if all bytes are encrypted, for
         which clients have no keys."""
         return {} if self._config.encrypt_bulk else await self._referrals.refer(inodes)
+
+    async def tickets(
+        self, node_id: bytes, ranges: Sequence[Range]
+    ) -> tuple[str, list[bytes | None]]:
+        """As `kvfs.neighbours.Neighbours.tickets`."""
+        if self._config.encrypt_bulk:
+            raise Unavailable("bytes between nodes are encrypted, for which clients have no keys")
+        return await self._referrals.tickets(node_id, ranges)
+
+    async def sizes_at(self, node_id: bytes, digests: Sequence[bytes]) -> list[int | None]:
+        """The sizes of blobs that another node has. Raises `Unavailable`."""
+        return await self._referrals.sizes_at(node_id, digests)
 
     async def begin(self, inode: Inode) -> Arriving | None:
         """A published file's bytes as they come from another node, or None: all are here, or no

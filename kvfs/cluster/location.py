@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvfs.cluster.membership import Membership
 from kvfs.config import CLUSTER_HOLDERS_ASKED_MAX
-from kvfs.errors import InvalidInput, KvfsError
+from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from kvfs.peers.client import PeerClient
@@ -32,19 +32,33 @@ class Location:
         return [others[node] for node in self._engine.copies(digest) if node in others]
 
     def whom_to_ask(self, digest: bytes) -> list[PeerClient]:
-        """Some of them, by chance, so that all carry their share; of what everybody has, few are
-        connected to."""
+        """As `choose`, without their ids."""
+        return list(self.choose(digest).values())
+
+    def choose(self, digest: bytes) -> dict[bytes, PeerClient]:
+        """Some of the holders by their ids, in an order by chance, so that all carry their share;
+        of what everybody has, few are connected to."""
         holders = self.holders(digest)
         self._rng.shuffle(holders)
-        chosen: list[PeerClient] = []
+        chosen: dict[bytes, PeerClient] = {}
         for member in holders:
             try:
-                chosen.append(self._membership.client(member))
+                chosen[member.node_id] = self._membership.client(member)
             except InvalidInput as error:  # it is configured otherwise than this node
                 log.info("%s cannot be asked: %s", member.address, error)
             if len(chosen) == CLUSTER_HOLDERS_ASKED_MAX:
                 break
         return chosen
+
+    def client_of(self, node_id: bytes) -> PeerClient:
+        """What asks another node. Raises `Unavailable` when it is not there, or cannot be asked."""
+        member = self._membership.others().get(node_id)
+        if member is None:
+            raise Unavailable(f"node {node_id.hex()} is not there")
+        try:
+            return self._membership.client(member)
+        except InvalidInput as error:
+            raise Unavailable(str(error)) from error
 
     def learn(self, digests: Sequence[bytes]) -> None:
         """Have it known who has these, in one round trip; of some it stays unknown while the

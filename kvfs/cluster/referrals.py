@@ -39,26 +39,43 @@ class Referrals:
         """As `kvfs.neighbours.Neighbours.refer`. A peer that does not answer soon is left out."""
         wanted = {i.digest: i.size_bytes for i in inodes if i.is_published and i.size_bytes}
         known = self._meta.blobs(list(wanted))
-        by_peer: defaultdict[PeerClient, list[Range]] = defaultdict(list)
         missing = [digest for digest, blob in zip(wanted, known, strict=True) if blob is None]
         self._location.learn(missing)
-        for digest in missing:
-            if peers := self._whom_to_ask(digest):
-                by_peer[peers[0]].append(Range(digest, 0, wanted[digest]))
-        referrals: dict[bytes, Referral] = {}
+        holders = {digest: self._holders(digest) for digest in missing}
+        by_peer: defaultdict[PeerClient, list[Range]] = defaultdict(list)
+        for digest, peers in holders.items():
+            if peers:
+                by_peer[next(iter(peers.values()))].append(Range(digest, 0, wanted[digest]))
+        tickets: dict[bytes, tuple[str, bytes]] = {}
         async with trio.open_nursery() as nursery:
             for peer, ranges in by_peer.items():
-                nursery.start_soon(_ask, peer, ranges, referrals)
+                nursery.start_soon(_ask, peer, ranges, tickets)
+        referrals = {
+            digest: Referral(tuple(holders[digest]), *ticket) for digest, ticket in tickets.items()
+        }
         if self._copy_after:
             self._want([d for d in referrals if self._count(d) % self._copy_after == 0])
         return referrals
 
-    def _whom_to_ask(self, digest: bytes) -> Sequence[PeerClient]:
+    async def tickets(
+        self, node_id: bytes, ranges: Sequence[Range]
+    ) -> tuple[str, list[bytes | None]]:
+        """As `kvfs.neighbours.Neighbours.tickets`."""
+        peer = self._location.client_of(node_id)
+        address, tickets = await trio.to_thread.run_sync(peer.tickets, ranges, REFERRAL_DEADLINE_S)
+        return str(address), tickets
+
+    async def sizes_at(self, node_id: bytes, digests: Sequence[bytes]) -> list[int | None]:
+        """As `kvfs.neighbours.Neighbours.sizes_at`."""
+        peer = self._location.client_of(node_id)
+        return await trio.to_thread.run_sync(peer.sizes, digests, REFERRAL_DEADLINE_S)
+
+    def _holders(self, digest: bytes) -> dict[bytes, PeerClient]:
         try:
-            return self._location.whom_to_ask(digest)
+            return self._location.choose(digest)
         except KvfsError as error:
             log.info("who else has blob %s is not known: %s", digest.hex(), error)
-            return ()
+            return {}
 
     def _count(self, digest: bytes) -> int:
         """How often clients were sent elsewhere for a file, this time included."""
@@ -68,8 +85,10 @@ class Referrals:
         return count
 
 
-async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes, Referral]) -> None:
-    """Add a peer's tickets to the referrals."""
+async def _ask(
+    peer: PeerClient, ranges: Sequence[Range], found: dict[bytes, tuple[str, bytes]]
+) -> None:
+    """Add a peer's address and tickets to those that were found."""
     try:
         address, tickets = await trio.to_thread.run_sync(peer.tickets, ranges, REFERRAL_DEADLINE_S)
     except KvfsError as error:
@@ -77,4 +96,4 @@ async def _ask(peer: PeerClient, ranges: Sequence[Range], referrals: dict[bytes,
         return
     for wanted, ticket in zip(ranges, tickets, strict=True):
         if ticket is not None:
-            referrals[wanted.digest] = Referral(str(address), ticket)
+            found[wanted.digest] = str(address), ticket

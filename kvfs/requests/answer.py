@@ -3,11 +3,11 @@
 from typing import Any
 
 from kvfs.errors import InvalidInput
-from kvfs.requests import about, keeping, listing, reading, storing
+from kvfs.requests import about, keeping, listing, locating, reading, storing
 from kvfs.requests.session import Operations, Session
 from kvfs.wire import Request
 
-_KINDS = (about, reading, storing, listing, keeping)
+_KINDS = (about, reading, locating, storing, listing, keeping)
 _OPERATIONS: Operations = {
     name: operation for kind in _KINDS for name, operation in kind.OPERATIONS.items()
 }

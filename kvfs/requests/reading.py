@@ -1,14 +1,11 @@
 """What an engine asks before and while it reads: which files are there, their descriptors, and that
 they were used, or found corrupt."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvfs.arguments import checked_digest, checked_path, checked_paths
 from kvfs.config import BATCH_ITEMS_MAX, DESCRIPTORS_PER_MESSAGE_MAX
 from kvfs.errors import Corrupt, InvalidInput
-from kvfs.meta.contract import Inode
-from kvfs.neighbours import Referral
 from kvfs.node import Node
 from kvfs.requests.session import Operations, Session
 from kvfs.requests.turns import in_turns
@@ -38,36 +35,16 @@ def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
 
 
 async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """Size and digest of each published file, whose descriptors go along."""
     paths, is_use = arguments
-    found = session.node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
-    return await _open_found(session.node, found, {}, descriptors, is_use=is_use)
-
-
-async def _open_nearest(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     node = session.node
-    found = node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX))
-    referrals = await node.refer(inode for inode in found if inode is not None)
-    return await _open_found(node, found, referrals, descriptors, is_use=True)
-
-
-async def _open_found(
-    node: Node,
-    found: Sequence[Inode | None],
-    referrals: Mapping[bytes, Referral],
-    descriptors: list[int],
-    *,
-    is_use: bool,
-) -> list[list[Any] | None]:
-    """Size and digest of each published file, and of those that are referred to another node where
-    and by which ticket; the others come here and get a descriptor."""
+    found = node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
+    await node.bring(inode for inode in found if inode is not None)
     opened: list[list[Any] | None] = []
     used = []
-    await node.bring(i for i in found if i is not None and i.digest not in referrals)
     for inode in found:
         if inode is None or not inode.is_published:
             opened.append(None)
-        elif (referral := referrals.get(inode.digest)) is not None:
-            opened.append([inode.size_bytes, inode.digest, referral.address, referral.ticket])
         elif (fd := node.contents.open_inode(inode)) is not None:
             descriptors.append(fd)
             used.append(inode.ino)
@@ -100,7 +77,6 @@ OPERATIONS: Operations = {
     "sizes": ((list,), _sizes),
     "chunk_sizes": ((bytes, bytes, int, list), _chunk_sizes),
     "open": ((list, bool), _open),
-    "open_nearest": ((list,), _open_nearest),
     "report_corrupt": ((bytes,), _report_corrupt),
     "touch": ((list,), _touch),
 }

@@ -9,6 +9,7 @@ import pytest
 
 from kvfs.client import Client
 from kvfs.config import MIB
+from kvfs.errors import Unavailable
 from scripts.bridge_rig import Engine, Reader, digest_of, engine_of
 from scripts.cluster_rig import Node, Rig, cluster, command_in
 from tests.processes import wait_until
@@ -61,6 +62,25 @@ def test_chunks_come_straight_from_the_node_that_has_them(rig: Rig, stored: Engi
         wait_until(lambda: count_here(node, stored) == CHUNKS)  # as often as copy_after says
         load = reader.load(stored.hashes)
         assert load.is_whole and load.remote_bytes == 0
+
+
+def test_a_part_of_a_chunk_comes_by_a_ticket_that_a_node_gets(rig: Rig, stored: Engine) -> None:
+    path = stored.paths()[0]
+    with Client(rig.nodes[0].store) as holder, Client(rig.nodes[1].store) as client:
+        (opened,) = holder.open([path])
+        assert opened is not None
+        with opened:
+            content = os.pread(opened.fd, opened.size_bytes, 0)
+        (file,) = client.locate([path]).files
+        assert file is not None and file.fd is None and file.peers
+        assert file.ticket and file.digest == opened.digest
+        assert client.peer_sizes(file.peers[0], [file.digest, bytes(16)]) == [len(content), None]
+        wanted = [(file.digest, MIB, 4096), (bytes(16), 0, 1), (file.digest, len(content), 1)]
+        address, tickets = client.peer_tickets(file.peers[0], wanted)
+        assert [ticket is not None for ticket in tickets] == [True, False, False]
+        assert address == file.address
+        with pytest.raises(Unavailable, match="is not there"):
+            client.peer_tickets(bytes(16), wanted)
 
 
 def test_an_engine_that_reaches_no_peer_gets_them_by_its_node(rig: Rig, stored: Engine) -> None:

@@ -9,12 +9,14 @@ from kvfs.cluster.location import Location
 from kvfs.cluster.referrals import Referrals
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Blob, Inode, MetaEngine
+from kvfs.neighbours import Referral
 from kvfs.peers.address import Address
 from kvfs.peers.client import PeerClient
 from kvfs.peers.messages import Range
 
 DIGESTS = [bytes([n]) * 16 for n in range(4)]
 HERE, KNOWN, UNKNOWN, NOWHERE = DIGESTS
+ASKED, OTHER = b"a" * 16, b"o" * 16  # nodes that have the one that is known
 
 
 class FakeMeta:
@@ -39,29 +41,32 @@ class FakeLocation:
     def learn(self, digests: Sequence[bytes]) -> None:
         self.learned.append(list(digests))
 
-    def whom_to_ask(self, digest: bytes) -> list[PeerClient]:
+    def choose(self, digest: bytes) -> dict[bytes, PeerClient]:
         if digest == UNKNOWN:
             raise Unavailable("the metadata server does not answer")
-        return [cast(PeerClient, self.peer)] if digest == KNOWN else []
+        peer = cast(PeerClient, self.peer)
+        return {ASKED: peer, OTHER: peer} if digest == KNOWN else {}
 
 
 def inode(digest: bytes) -> Inode:
     return Inode(7, 0o100644, 0, 0, 1, 8, 0, 0, 0, digest=digest)
 
 
-async def refer(copy_after: int, times: int) -> tuple[list[set[bytes]], list[bytes], FakeLocation]:
+async def refer(
+    copy_after: int, times: int
+) -> tuple[list[dict[bytes, Referral]], list[bytes], FakeLocation]:
     """Who is referred each time, what is wanted here by then, and what was asked."""
     location, wanted = FakeLocation(), list[bytes]()
     referrals = Referrals(
         cast(MetaEngine, FakeMeta()), cast(Location, location), wanted.extend, copy_after
     )
-    found = [set(await referrals.refer(map(inode, DIGESTS))) for _ in range(times)]
+    found = [await referrals.refer(map(inode, DIGESTS)) for _ in range(times)]
     return found, wanted, location
 
 
 async def test_what_is_elsewhere_as_far_as_is_known_is_referred() -> None:
     found, _, location = await refer(0, 1)
-    assert found == [{KNOWN}]
+    assert found == [{KNOWN: Referral((ASKED, OTHER), "10.0.0.1:7", b"t" * 32)}]
     assert location.learned == [[KNOWN, UNKNOWN, NOWHERE]]  # in one go
 
 

@@ -1,0 +1,112 @@
+"""What a client asks that reads from several places at once: where the bytes of files are, what the
+node's tiers are, and tickets for what peers have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvfs.arguments import checked_digests, checked_paths
+from kvfs.config import (
+    CHUNK_BYTES_MAX,
+    DESCRIPTORS_PER_MESSAGE_MAX,
+    PEER_TICKETS_ASKED_MAX,
+)
+from kvfs.errors import InvalidInput, Unavailable
+from kvfs.located import NOWHERE, LocatedFile, pack_file, pack_tier
+from kvfs.meta.contract import DIGEST_BYTES, Inode
+from kvfs.neighbours import Neighbours, Referral
+from kvfs.node import Node
+from kvfs.peers.messages import NODE_ID_BYTES, Range
+from kvfs.requests.session import Operations, Session
+from kvfs.wire import check_batch
+
+
+async def _locate(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node = session.node
+    inodes = node.meta.resolve(checked_paths(arguments[0], DESCRIPTORS_PER_MESSAGE_MAX))
+    published = [inode for inode in inodes if inode is not None and inode.is_published]
+    referrals = await node.refer(published)
+    held = _numbers_of_tiers(node, [inode.digest for inode in published])
+    await node.bring(i for i in published if i.digest not in referrals and not held[i.digest])
+    places: dict[bytes, int] = {}
+    files: list[Any] = []
+    for inode in inodes:
+        file = None
+        if inode is not None and inode.is_published:
+            referral = referrals.get(inode.digest)
+            file = _located(node, inode, held[inode.digest], referral, descriptors)
+        files.append(None if file is None else pack_file(file, places))
+    return [node.started_ns, list(places), files]
+
+
+def _located(
+    node: Node,
+    inode: Inode,
+    tiers: tuple[int, ...],
+    referral: Referral | None,
+    descriptors: list[int],
+) -> LocatedFile | None:
+    """Where a file is, and a use of it, with its descriptor where it is here; None when it is
+    nowhere."""
+    size_bytes, digest = inode.size_bytes, inode.digest
+    if referral is not None:
+        peers, address, ticket = referral.nodes, referral.address, referral.ticket
+        return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, peers, address, ticket)
+    blob = node.meta.blobs([digest])[0]
+    if blob is not None or not tiers:
+        fd = node.contents.open_inode(inode)
+        if fd is not None:
+            descriptors.append(fd)
+            node.touch([inode.ino])
+            assert blob is not None
+            return LocatedFile(size_bytes, digest, fd, blob.directory, tiers, ())
+    return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ()) if tiers else None
+
+
+def _numbers_of_tiers(node: Node, digests: Sequence[bytes]) -> Mapping[bytes, tuple[int, ...]]:
+    """Of the tiers that hold each digest, as far as the node knows."""
+    return dict.fromkeys(digests, ())
+
+
+async def _tiers(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node = session.node
+    numbered = enumerate(sorted(node.config.tiers, key=lambda config: config.name))
+    return [node.started_ns, [pack_tier(number, config) for number, config in numbered]]
+
+
+async def _peer_tickets(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node_id, items = arguments
+    check_batch(items, list, PEER_TICKETS_ASKED_MAX, "ranges")
+    neighbours = _neighbours(session, node_id)
+    address, tickets = await neighbours.tickets(node_id, [_checked_range(item) for item in items])
+    return [address, tickets]
+
+
+async def _peer_sizes(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    node_id, digests = arguments
+    checked_digests(digests)
+    return await _neighbours(session, node_id).sizes_at(node_id, digests)
+
+
+def _neighbours(session: Session, node_id: bytes) -> Neighbours:
+    if len(node_id) != NODE_ID_BYTES:
+        raise InvalidInput("node id", f"has {len(node_id)} bytes; {NODE_ID_BYTES} are needed")
+    if session.node.neighbours is None:
+        raise Unavailable("the node is in no cluster")
+    return session.node.neighbours
+
+
+def _checked_range(item: list[Any]) -> Range:
+    if list(map(type, item)) == [bytes, int, int]:
+        digest, offset, length = item
+        is_inside = 0 <= offset < offset + length <= CHUNK_BYTES_MAX
+        if len(digest) == DIGEST_BYTES and is_inside:
+            return Range(digest, offset, length)
+    raise InvalidInput("range", "is not [digest, offset, length] of bytes in a file")
+
+
+OPERATIONS: Operations = {
+    "locate": ((list,), _locate),
+    "tiers": ((), _tiers),
+    "peer_tickets": ((bytes, list), _peer_tickets),
+    "peer_sizes": ((bytes, list), _peer_sizes),
+}
