@@ -225,6 +225,7 @@ SCHEDULE_PRIORITY_S = 2.0  # of waiting that one step of priority is worth
 SCHEDULE_PRIORITY_MAX = 4  # steps up or down
 SCHEDULE_PRIORITY_IDLE = -100  # read only while nobody waits for anything else
 SCHEDULE_JOBS_EXAMINED = 4  # for one decision
+SCHEDULE_JOBS_SHORT_EXAMINED = 64  # the same, of those that wait for memory
 SCHEDULE_HEDGES_EXAMINED = 8
 SCHEDULE_COPIES_MAX = 2  # reads of the same bytes at the same time
 SCHEDULE_HEDGE_SHARE = 0.1  # of reads that may repeat late ones before other work

@@ -17,10 +17,13 @@ from kvfs.schedule.words import (
     CheckChunk,
     Chunk,
     ChunkChecked,
+    ChunkDone,
     ChunkLost,
     JobAdded,
     JobEnded,
     KeepRead,
+    Memory,
+    MemoryFreed,
     Outcome,
     ReadEnded,
     StartRead,
@@ -187,11 +190,22 @@ class Result:
 
 
 class Reader:
-    """Production's schedule."""
+    """Production's schedule. With `buffers`, all jobs share a pool of so many, each of which is
+    free again `use_s` after its chunk came; and as many reads may have scratch."""
 
-    def __init__(self, world: World, terms: list[TierTerms] | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        terms: list[TierTerms] | None = None,
+        *,
+        buffers: int | None = None,
+        use_s: float = 0.0,
+    ) -> None:
         self.world = world
-        self.schedule = Schedule()
+        self.schedule = Schedule(scratch=buffers)
+        self.is_pooled = buffers is not None
+        self.use_s = use_s
+        self.scratched: set[int] = set()  # reads that have it
         self.ends_s: dict[int, float] = {}
         self.lost = 0
         self.hedges = 0
@@ -199,6 +213,14 @@ class Reader:
         for number, tier in enumerate(world.tiers):
             given = terms[number] if terms else TierTerms(reads_max=tier.slots)
             self.tell(TierUp(number, given))
+        if buffers is not None:
+            self.tell(MemoryFreed(buffers))
+
+    def end(self, read: int, outcome: Outcome) -> None:
+        self.tell(ReadEnded(read, outcome))
+        if read in self.scratched:
+            self.scratched.remove(read)
+            self.tell(MemoryFreed(scratch=1))
 
     def tell(self, event: object) -> None:
         self.obey(self.schedule.handle(event, self.world.now_ns))  # type: ignore[arg-type]
@@ -210,6 +232,8 @@ class Reader:
                 case StartRead():
                     tier = world.tiers[action.tier]
                     self.hedges += action.kind.value == "hedge"
+                    if self.is_pooled and action.into is Memory.SCRATCH:
+                        self.scratched.add(action.read)
                     size_bytes = action.end - action.begin
                     tier.start(action.read, size_bytes, world.now_ns, world.rng)
                 case CancelRead():
@@ -217,8 +241,11 @@ class Reader:
                 case CheckChunk():
                     checked = ChunkChecked(action.job, action.chunk, Outcome.LANDED)
                     world.at(world.now_ns, lambda checked=checked: self.tell(checked))
-                case ChunkLost():
-                    self.lost += 1
+                case ChunkDone() | ChunkLost():
+                    self.lost += isinstance(action, ChunkLost)
+                    if self.is_pooled:
+                        free_ns = world.now_ns + round(self.use_s * S)
+                        world.at(free_ns, lambda: self.tell(MemoryFreed(buffers=1)))
                 case JobEnded():
                     self.ends_s[action.job] = world.now_ns / S
                 case KeepRead():
@@ -236,17 +263,17 @@ class Reader:
 
             def give_up(tier: SimulatedTier = tier) -> None:
                 if tier.flows.pop(read, None) is not None:
-                    self.tell(ReadEnded(read, Outcome.CANCELLED))
+                    self.end(read, Outcome.CANCELLED)
 
             world.at(world.now_ns + round(wait_s * S), give_up)
 
     def run(self, loads: list[Load]) -> Result:
         world = self.world
         for job, load in enumerate(loads):
-            event = JobAdded(job, load.chunks, load.priority)
+            event = JobAdded(job, load.chunks, load.priority, is_pooled=self.is_pooled)
             world.at(round(load.at_s * S), lambda event=event: self.tell(event))
         world.run(
-            lambda _, flow: self.tell(ReadEnded(flow.read, Outcome.LANDED)),
+            lambda _, flow: self.end(flow.read, Outcome.LANDED),
             wake_ns=lambda: self.schedule.wake_ns,
             on_wake=lambda: self.tell(Tick()),
             until=lambda: len(self.ends_s) == len(loads),

@@ -6,23 +6,28 @@ from kvfs.schedule.reads import Hedgeable, Piece, Read
 from kvfs.schedule.tiers import Holders, Tier
 
 _FRESH_NS = round(config.SCHEDULE_RATES_FRESH_S * 1e9)
+_UNBOUNDED = float("inf")
 
 
 class Board:
     """The common state of the schedule's parts. Sums are kept as things change."""
 
     __slots__ = (
-        "_base_ns", "_flow", "_flow_end", "_flows", "hedge_credit", "hedgeable", "holders", "idle",
-        "jobs", "rate", "reads", "tiers", "unread_bytes", "unread_count",
+        "_base_ns", "_flow", "_flow_end", "_flows", "buffers", "hedge_credit", "hedgeable",
+        "holders", "idle", "jobs", "rate", "reads", "scratch", "short", "tiers", "unread_bytes",
+        "unread_count",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: int | None) -> None:
         self.tiers: dict[int, Tier] = {}
         self.jobs: dict[int, Job] = {}
         self.reads: dict[int, Read] = {}
         self.holders: dict[tuple[int, ...], Holders] = {}
         self.hedgeable = Hedgeable()
         self.idle: set[int] = set()  # tiers that have a free slot and found nothing for it
+        self.short: set[int] = set()  # of them, those that found something, but no memory for it
+        self.buffers = 0  # of the pool, that chunks may take
+        self.scratch = _UNBOUNDED if scratch is None else float(scratch)  # reads that may use it
         self.rate = 0.0  # of all tiers, bytes in a nanosecond
         self.unread_count = 0  # chunks, of all jobs
         self.unread_bytes = 0  # of jobs that somebody waits for

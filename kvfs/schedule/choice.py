@@ -12,6 +12,9 @@ it takes from the last of them: a tier is not idle while there is work.
 tier takes the part of it that it can read until then, as the others do. Parts begin and end on
 pages, are no smaller than the tier's latency is worth, and are no more than a few for each chunk.
 
+**Memory.** A chunk for which there is no memory now is passed over; chunks behind it that have
+theirs are not held up by it.
+
 **Price.** A tier that costs takes a chunk when those that cost nothing would be busy with it for
 longer than its price, or where there are none; towards the end, prices count as time. Who costs
 nothing leaves nothing to who does.
@@ -20,16 +23,17 @@ What a tier left to others that cost no more it takes when they have not come to
 they were expected to; a chunk with which some tier failed goes to the first that may give it.
 
 **Hedges.** A tier that finds nothing repeats, of the reads under way, the one that gains most: the
-time that it is expected to take still, less the time of the new read, some more, and its price. A
-read that is late is expected to take as long again as it is late. One that is very late goes before
-unread chunks, within a credit that is a small part of all reads.
+time that it is expected to take still, less the time of the new read, some more, and its price; one
+that only waits for memory does so while some read is late. A read that is late is expected to take
+as long again as it is late. One that is very late goes before unread chunks, within a credit that
+is a small part of all reads.
 """
 
 from typing import NamedTuple
 
 from kvfs import config
 from kvfs.schedule.board import Board
-from kvfs.schedule.jobs import Job
+from kvfs.schedule.jobs import NOTHING, Job
 from kvfs.schedule.reads import Read
 from kvfs.schedule.tiers import Tier
 
@@ -46,25 +50,33 @@ class Choice(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """There is something, but it is left to others: worth asking again after so long."""
+    """There is something that the tier may not take now: it is left to others, and worth asking
+    again after so long; or there is no memory for it."""
 
-    wait_ns: float
+    wait_ns: float | None
+    is_short: bool = False
 
 
 def choose_unread(board: Board, tier: Tier, now_ns: int) -> Choice | Refusal | None:
     """An unread chunk, or part of one; None where there is none that the tier holds."""
     jobs = tier.jobs
     at = len(jobs) - 1
-    seen = ahead_bytes = 0
+    seen = short = ahead_bytes = 0
+    has_buffers, has_scratch = board.buffers > 0, board.scratch > 0
     refusal: Refusal | None = None
     last: Choice | None = None
     while at >= 0 and seen < config.SCHEDULE_JOBS_EXAMINED:
         job = jobs[at][2]
         if job.is_idle and refusal is not None:
             break
-        chunk = job.next_for(tier.number)
+        chunk = job.next_for(tier.number, has_buffers=has_buffers, has_scratch=has_scratch)
         if chunk < 0:
-            tier.unlist_at(at)
+            if chunk == NOTHING:
+                tier.unlist_at(at)
+            elif short < config.SCHEDULE_JOBS_SHORT_EXAMINED:
+                short += 1
+            else:
+                break
             at -= 1
             continue
         seen += 1
@@ -99,6 +111,8 @@ def choose_unread(board: Board, tier: Tier, now_ns: int) -> Choice | Refusal | N
         at -= 1
     if last is not None and took_ns * board.rate <= board.unread_bytes:
         return last
+    if short:
+        return Refusal(refusal.wait_ns if refusal is not None else None, is_short=True)
     return refusal
 
 
@@ -173,6 +187,10 @@ def choose_hedge(board: Board, tier: Tier, now_ns: int, *, is_trial: bool = Fals
     """The read that gains most by being repeated; for a trial any will do."""
     best: Read | None = None
     best_ns = 0.0
+    if board.scratch <= 0:
+        if len(board.hedgeable):
+            board.short.add(tier.number)
+        return None
     half = config.SCHEDULE_HEDGES_EXAMINED // 2
     for reads in (board.hedgeable.earliest(half), board.hedgeable.latest(half)):
         for read in reads:

@@ -16,6 +16,7 @@ from kvfs.schedule.words import (
     ChunkLost,
     JobEnded,
     KeepRead,
+    Memory,
     Outcome,
     ReadKind,
 )
@@ -47,6 +48,8 @@ class Flight:
         tier.reads_ended += 1
         self._slots.ask(tier)
         piece = read.piece
+        if read.tears is not None:
+            self._mend(read.tears, now_ns)
         if outcome is Outcome.LANDED:
             self._learn_landed(tier, read, together, now_ns)
             if piece is not None:
@@ -225,9 +228,28 @@ class Flight:
         for read in piece.reads:
             self._board.hedgeable.discard(read)
             read.piece = None
-            self._slots.actions.append(CancelRead(read.number))
+            self._cancel(job, piece, read)
         piece.reads.clear()
         self._board.end_piece(job, piece)
+
+    def _cancel(self, job: Job, piece: Piece, read: Read) -> None:
+        """The bytes of a read are not wanted; it may write until it ends."""
+        self._slots.actions.append(CancelRead(read.number))
+        if read.into is not Memory.SCRATCH:
+            read.tears = piece
+            job.torn.setdefault(piece.chunk, []).append((piece.begin, piece.end))
+
+    def _mend(self, piece: Piece, now_ns: int) -> None:
+        """A read that was cancelled writes no more."""
+        job = self._board.jobs.get(piece.job)
+        if job is None:
+            return
+        ranges = job.torn[piece.chunk]
+        ranges.remove((piece.begin, piece.end))
+        if not ranges:
+            del job.torn[piece.chunk]
+        if self._board.scratch <= 0:
+            self._offer(job, piece.chunk, piece.end - piece.begin, now_ns)
 
     def cancel_job(self, job: Job) -> None:
         """Nobody wants it any more."""
@@ -253,8 +275,9 @@ class Flight:
         """A read is cancelled, and what it was to bring is brought by others."""
         piece = read.piece
         assert piece is not None
-        self._slots.actions.append(CancelRead(read.number))
-        self._lose_read(self._board.jobs[piece.job], piece, read, now_ns, is_try=is_try)
+        job = self._board.jobs[piece.job]
+        self._cancel(job, piece, read)
+        self._lose_read(job, piece, read, now_ns, is_try=is_try)
 
     def look_at_timers(self, now_ns: int) -> None:
         """See to what is due."""

@@ -12,6 +12,8 @@ from kvfs.schedule.reads import Piece
 from kvfs.schedule.tiers import Holders
 from kvfs.schedule.words import Chunk
 
+NOTHING = -1
+SHORT = -2
 _BITS = 10  # of a chunk's number that are inside a mask
 _SPAN = 1 << _BITS
 
@@ -39,8 +41,9 @@ class Job:
     """One job's chunks. `order` is its place among jobs: the least is served first."""
 
     __slots__ = (
-        "_held", "_near", "_unread", "chunks", "holders", "is_idle", "left", "listed", "lost",
-        "number", "order", "pieces", "splits", "tiers", "troubles", "unread_bytes", "unread_count",
+        "_bare", "_held", "_near", "_unread", "chunks", "holders", "is_idle", "left", "listed",
+        "lost", "number", "order", "pieces", "splits", "tiers", "torn", "troubles", "unread_bytes",
+        "unread_count",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,7 @@ class Job:
         holders: list[Holders],
         *,
         is_idle: bool,
+        is_pooled: bool = False,
     ) -> None:
         self.number = number
         self.order = order
@@ -65,10 +69,13 @@ class Job:
         self.splits: dict[int, Split] = {}
         self.troubles: dict[int, Trouble] = {}
         self.listed: set[int] = set()  # tiers in whose list of jobs this one is
+        # Ranges of chunks' memory to which reads that were cancelled may still write.
+        self.torn: dict[int, list[tuple[int, int]]] = {}
         self._unread: list[int] = []
         self._held: dict[int, list[int]] = {}
         self._near: dict[int, int] = {}  # masks that may have something for a tier: a mask of them
         self._fill()
+        self._bare = self._unread.copy() if is_pooled else None  # chunks that have no buffer yet
         self.tiers = tuple(self._held)
 
     def _fill(self) -> None:
@@ -92,8 +99,11 @@ class Job:
         for tier, held in self._held.items():
             self._near[tier] = sum(1 << at for at, mask in enumerate(held) if mask)
 
-    def next_for(self, tier: int) -> int:
-        """The first unread chunk that a tier may give; -1: none."""
+    def next_for(self, tier: int, *, has_buffers: bool = True, has_scratch: bool = True) -> int:
+        """The first unread chunk that a tier may give and that there is memory for. SHORT: there is
+        one, but no memory; NOTHING: there is none."""
+        if (self._bare is not None and not has_buffers) or (self.torn and not has_scratch):
+            return self._next_with_memory(tier, has_buffers=has_buffers, has_scratch=has_scratch)
         near = self._near.get(tier, 0)
         while near:
             low = near & -near
@@ -104,7 +114,47 @@ class Job:
                 return (at << _BITS) + (found & -found).bit_length() - 1
             near ^= low  # until something of it is put back
         self._near[tier] = 0
-        return -1
+        return NOTHING
+
+    def _next_with_memory(self, tier: int, *, has_buffers: bool, has_scratch: bool) -> int:
+        """The same where some memory is lacking."""
+        first = self.next_for(tier)
+        if first < 0:
+            return NOTHING
+        for at in range(first >> _BITS, len(self._unread)):
+            found = self._unread[at] & self._held[tier][at]
+            if self._bare is not None and not has_buffers:
+                found &= ~self._bare[at]
+            while found:
+                low = found & -found
+                found ^= low
+                chunk = (at << _BITS) + low.bit_length() - 1
+                if has_scratch or not self.torn or not self._is_torn(chunk, *self._next_of(chunk)):
+                    return chunk
+        return SHORT
+
+    # Memory ---------------------------------------------------------------------------------------
+    def needs_buffer(self, chunk: int) -> bool:
+        """Whether a chunk has no memory yet: its next read takes a buffer of the pool."""
+        bare = self._bare
+        return bare is not None and bool(bare[chunk >> _BITS] >> (chunk & (_SPAN - 1)) & 1)
+
+    def take_buffer(self, chunk: int) -> None:
+        """It has one from now on, until it is done or lost."""
+        assert self._bare is not None
+        self._bare[chunk >> _BITS] &= ~(1 << (chunk & (_SPAN - 1)))
+
+    def is_torn(self, piece: Piece) -> bool:
+        """Whether a read that was cancelled may still write where a piece's bytes go."""
+        return self._is_torn(piece.chunk, piece.begin, piece.end)
+
+    def _is_torn(self, chunk: int, begin: int, end: int) -> bool:
+        return any(begin < other[1] and other[0] < end for other in self.torn.get(chunk, ()))
+
+    def _next_of(self, chunk: int) -> tuple[int, int]:
+        """The range of an unread chunk of which the next read takes some, or all."""
+        split = self.splits.get(chunk)
+        return split.rest[-1] if split is not None else (0, self.chunks[chunk].size_bytes)
 
     def may_give(self, tier: int, chunk: int) -> bool:
         """Whether a tier holds a chunk and has not failed with it."""

@@ -34,6 +34,7 @@ from kvfs.schedule.words import (
     JobAdded,
     JobCancelled,
     JobEnded,
+    MemoryFreed,
     ReadEnded,
     Tick,
     TierDown,
@@ -47,8 +48,10 @@ class Schedule:
 
     __slots__ = ("_board", "_flight", "_now_ns", "_sequence", "_slots")
 
-    def __init__(self) -> None:
-        self._board = Board()
+    def __init__(self, scratch: int | None = None) -> None:
+        """`scratch`: reads at the same time that may have memory of their own, as `MemoryFreed`
+        counts them; None: there is always enough. Of the pool's buffers there are none at first."""
+        self._board = Board(scratch)
         self._slots = Slots(self._board)
         self._flight = Flight(self._board, self._slots)
         self._now_ns = 0
@@ -76,6 +79,9 @@ class Schedule:
                     flight.cancel_job(job)
             case TierUp():
                 self._tier_up(event.tier, event.terms)
+            case MemoryFreed():
+                assert event.buffers >= 0 and event.scratch >= 0
+                self._slots.give_memory(event.buffers, event.scratch, now_ns)
             case TierDown():
                 tier = self._board.tiers.get(event.tier)
                 if tier is not None and tier.is_present:
@@ -122,7 +128,8 @@ class Schedule:
         is_idle = event.priority == config.SCHEDULE_PRIORITY_IDLE
         size_bytes = sum(chunk.size_bytes for chunk in event.chunks)
         order = (self._order(size_bytes, event.priority, now_ns), self._sequence)
-        job = Job(event.job, order, event.chunks, holders, is_idle=is_idle)
+        is_pooled = event.is_pooled
+        job = Job(event.job, order, event.chunks, holders, is_idle=is_idle, is_pooled=is_pooled)
         board.add_job(job)
         self._flight.lose_unreadable(job, now_ns)
         if event.job in board.jobs:
@@ -161,5 +168,6 @@ class Schedule:
             if not tier.is_present and not tier.reads and not tier.users:
                 del board.tiers[tier.number]
                 board.idle.discard(tier.number)
+                board.short.discard(tier.number)
                 return
         raise QueueFull("tiers of the schedule", 1, 0)

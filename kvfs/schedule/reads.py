@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 
-from kvfs.schedule.words import ReadKind
+from kvfs.schedule.words import Memory, ReadKind
 
 
 class Piece:
@@ -25,8 +25,8 @@ class Read:
     """A slot of a tier in use. `piece` is None once its bytes are not wanted any more."""
 
     __slots__ = (
-        "began_ns", "beside", "end_ns", "is_hedgeable", "is_late", "is_stalled", "is_trial",
-        "kind", "number", "piece", "size_bytes", "tier",
+        "began_ns", "beside", "end_ns", "into", "is_hedgeable", "is_late", "is_stalled", "is_trial",
+        "kind", "number", "piece", "size_bytes", "tears", "tier",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +35,7 @@ class Read:
         tier: int,
         piece: Piece,
         kind: ReadKind,
+        into: Memory,
         began_ns: int,
         end_ns: int,
         beside: int,
@@ -43,6 +44,7 @@ class Read:
         self.tier = tier
         self.piece: Piece | None = piece
         self.kind = kind
+        self.into = into
         self.size_bytes = piece.end - piece.begin
         self.began_ns = began_ns
         self.end_ns = end_ns  # expected
@@ -51,6 +53,7 @@ class Read:
         self.is_late = False
         self.is_stalled = False
         self.is_trial = False
+        self.tears: Piece | None = None  # its range, once cancelled, while it may still write there
 
     def left_ns(self, now_ns: int) -> int:
         """How much longer it is expected to take: what is late by some time, by as much again."""

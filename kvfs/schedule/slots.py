@@ -9,7 +9,7 @@ from kvfs.schedule.jobs import Job
 from kvfs.schedule.reads import Piece, Read
 from kvfs.schedule.tiers import Tier
 from kvfs.schedule.timers import Timer, Timers
-from kvfs.schedule.words import Action, ReadKind, StartRead
+from kvfs.schedule.words import Action, Memory, ReadKind, StartRead
 
 _LATE_FACTOR = config.SCHEDULE_LATE_FACTOR
 _LATE_NS_MIN = round(config.SCHEDULE_LATE_S_MIN * 1e9)
@@ -22,6 +22,14 @@ def late_after_ns(expected_ns: float) -> int:
     most = expected_ns * _LATE_FACTOR
     least = expected_ns + _LATE_NS_MIN
     return int(most if most > least else least)
+
+
+def _may_hedge(board: Board, choice: Choice | Refusal | None) -> bool:
+    """Whether a tier has time for repeating a read. One that only waits for memory will have it
+    soon, and repeats what is late."""
+    if isinstance(choice, Choice):
+        return choice.job.is_idle
+    return choice is None or not choice.is_short or board.hedgeable.has_late
 
 
 class Slots:
@@ -51,12 +59,33 @@ class Slots:
         idle = self._board.idle
         if not idle:
             return
-        tiers = [self._board.tiers[number] for number in numbers if number in idle]
+        able = [number for number in numbers if number in idle]
+        for tier in self._fastest(able, size_bytes, now_ns)[:most]:
+            self.ask(tier)
+
+    def _fastest(self, numbers: Iterable[int], size_bytes: int, now_ns: int) -> list[Tier]:
+        tiers = [self._board.tiers[number] for number in numbers]
         for tier in tiers:
             tier.speed.age(now_ns)
         tiers.sort(key=lambda tier: (tier.read_ns(size_bytes), tier.number))
-        for tier in tiers[:most]:
-            self.ask(tier)
+        return tiers
+
+    def give_memory(self, buffers: int, scratch: int, now_ns: int) -> None:
+        """There is so much more: tiers that found none are asked while there is any left, the
+        fastest first, and no more of them at once than it is enough for."""
+        board = self._board
+        board.buffers += buffers
+        board.scratch += scratch
+        size_bytes = board.unread_bytes // max(1, board.unread_count)
+        short = self._fastest(board.short, size_bytes, now_ns)
+        board.short.clear()
+        while short and (left := board.buffers + board.scratch) > 0:
+            count = int(min(left, len(short)))
+            for tier in short[:count]:
+                self.ask(tier)
+            del short[:count]
+            self.fill(now_ns)
+        board.short.update(tier.number for tier in short)
 
     def fill(self, now_ns: int) -> None:
         """Each tier that was asked takes one read after the other, in turns."""
@@ -81,7 +110,7 @@ class Slots:
             idle.discard(tier.number)
             return False
         hedge = None
-        if board.hedge_credit >= 1 and board.hedgeable.has_late:
+        if board.hedge_credit >= 1 and board.hedgeable.has_late and board.scratch > 0:
             hedge = choose_late(board, tier)
         if hedge is not None:
             board.hedge_credit -= 1
@@ -89,7 +118,7 @@ class Slots:
             hedge = choose_hedge(board, tier, now_ns, is_trial=True)
         if hedge is None:
             choice = choose_unread(board, tier, now_ns)
-            if not isinstance(choice, Choice) or choice.job.is_idle:
+            if _may_hedge(board, choice):
                 hedge = choose_hedge(board, tier, now_ns)
             if hedge is None:
                 if choice is None:
@@ -98,7 +127,10 @@ class Slots:
                     return False
                 if isinstance(choice, Refusal):
                     idle.add(tier.number)
-                    self._ask_later(tier, now_ns, choice.wait_ns)
+                    if choice.is_short:
+                        board.short.add(tier.number)
+                    if choice.wait_ns is not None:
+                        self._ask_later(tier, now_ns, choice.wait_ns)
                     return False
                 piece = board.take(choice.job, choice.chunk, choice.size_bytes)
                 self._start(tier, choice.job, piece, ReadKind.FIRST, now_ns, is_trial=is_trial)
@@ -130,7 +162,8 @@ class Slots:
         size_bytes = piece.end - piece.begin
         beside = len(tier.reads) + 1
         expected_ns = int(tier.speed.read_ns(size_bytes, beside))
-        read = Read(number, tier.number, piece, kind, now_ns, now_ns + expected_ns, beside)
+        into = self._take_memory(job, piece, kind)
+        read = Read(number, tier.number, piece, kind, into, now_ns, now_ns + expected_ns, beside)
         if is_trial:
             read.is_trial = tier.health.take(now_ns)
         tier.has_waited = False
@@ -144,8 +177,24 @@ class Slots:
         if kind is ReadKind.FIRST and board.hedge_credit < config.SCHEDULE_HEDGE_CREDIT_MAX:
             board.hedge_credit += config.SCHEDULE_HEDGE_SHARE
         self.actions.append(
-            StartRead(number, tier.number, job.number, piece.chunk, piece.begin, piece.end, kind)
+            StartRead(
+                number, tier.number, job.number, piece.chunk, piece.begin, piece.end, kind, into
+            )
         )
+
+    def _take_memory(self, job: Job, piece: Piece, kind: ReadKind) -> Memory:
+        """Where the bytes of a read go."""
+        board = self._board
+        if kind is ReadKind.HEDGE or (job.torn and job.is_torn(piece)):
+            assert board.scratch > 0
+            board.scratch -= 1
+            return Memory.SCRATCH
+        if not job.needs_buffer(piece.chunk):
+            return Memory.CHUNK
+        assert board.buffers > 0
+        board.buffers -= 1
+        job.take_buffer(piece.chunk)
+        return Memory.NEW
 
     def update_hedgeable(self, job: Job, piece: Piece) -> None:
         """A range may be repeated while fewer than the most reads bring it, if it has other holders

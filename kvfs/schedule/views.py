@@ -1,6 +1,7 @@
 """The schedule as people are shown it."""
 
 from dataclasses import dataclass
+from math import isinf
 
 from kvfs.health import HealthState
 from kvfs.schedule.board import Board
@@ -34,6 +35,8 @@ class ScheduleView:
     unread_chunks: int
     unread_bytes: int
     reads: int
+    buffers: int  # of the pool, that chunks may still take
+    scratch: int | None  # reads that may still have memory of their own; None: no bound
     kept: int
 
 
@@ -66,5 +69,7 @@ def view_of(board: Board, now_ns: int) -> ScheduleView:
         unread_chunks=board.unread_count,
         unread_bytes=board.unread_bytes,
         reads=len(board.reads),
+        buffers=board.buffers,
+        scratch=None if isinf(board.scratch) else int(board.scratch),
         kept=kept,
     )

@@ -50,6 +50,14 @@ class ReadKind(Enum):
     HEDGE = "hedge"  # of bytes that another read brings as well, perhaps later
 
 
+class Memory(Enum):
+    """Where a read's bytes go. No two reads under way write to the same bytes."""
+
+    NEW = "new"  # a buffer of the pool, which is the chunk's from now on
+    CHUNK = "chunk"  # the chunk's: what its job brought, or its buffer
+    SCRATCH = "scratch"  # the read's own: another read may still write to the chunk's
+
+
 # Events -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class TierUp:
@@ -70,11 +78,15 @@ class TierDown:
 @dataclass(frozen=True, slots=True)
 class JobAdded:
     """Chunks to be read, in this order. A step of priority is worth seconds of waiting;
-    `config.SCHEDULE_PRIORITY_IDLE` is for what is read only while nothing else is wanted."""
+    `config.SCHEDULE_PRIORITY_IDLE` is for what is read only while nothing else is wanted.
+
+    The chunks bring their own memory; those of a pooled job do not, and each takes a buffer of the
+    pool with its first read."""
 
     job: int
     chunks: tuple[Chunk, ...]
     priority: int = 0
+    is_pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +114,21 @@ class ChunkChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFreed:
+    """So many buffers of the pool more, and so much scratch, may be used: each counts one read into
+    `Memory.NEW` or `Memory.SCRATCH`. Told at first of all that there is, then of each that comes
+    back, in whatever way; the schedule gives none back by itself."""
+
+    buffers: int = 0
+    scratch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: told at `Schedule.wake_ns` at the latest."""
 
 
-Event = TierUp | TierDown | JobAdded | JobCancelled | ReadEnded | ChunkChecked | Tick
+Event = TierUp | TierDown | JobAdded | JobCancelled | ReadEnded | ChunkChecked | MemoryFreed | Tick
 
 
 # Actions ------------------------------------------------------------------------------------------
@@ -121,6 +143,7 @@ class StartRead:
     begin: int
     end: int
     kind: ReadKind
+    into: Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The pull scheduler by chance: tiers come, go, fail, stall, lie; jobs come and are cancelled."""
+"""The pull scheduler by chance: tiers come, go, fail, stall, lie; jobs come and are cancelled;
+memory is short and comes back late."""
 
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from kvfs.schedule.words import (
     JobCancelled,
     JobEnded,
     KeepRead,
+    Memory,
+    MemoryFreed,
     Outcome,
     ReadEnded,
     ReadKind,
@@ -66,14 +69,18 @@ class ChunkState:
     barred: set[int] = field(default_factory=set)  # tiers that have it not, or wrong
     gave: set[int] = field(default_factory=set)  # tiers of the ranges that are there
     tries: int = 0
+    has_memory: bool = True
 
 
 class Runner(RuleBasedStateMachine):
     """Whoever runs the schedule, and believes nothing."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.schedule = Schedule()
+    @initialize(buffers=st.integers(0, 3), scratch=st.sampled_from([None, 0, 1, 3]))
+    def begin(self, buffers: int, scratch: int | None) -> None:
+        self.schedule = Schedule(scratch)
+        self.buffers = buffers
+        self.scratch = 10**9 if scratch is None else scratch
+        self.buffers_out = self.scratch_out = 0  # in use, and not told to be free again
         self.now_ns = 1_000
         self.terms: dict[int, TierTerms] = {}
         self.known: set[int] = set()
@@ -85,6 +92,7 @@ class Runner(RuleBasedStateMachine):
         self.checks: list[CheckChunk] = []
         self.landed: int | None = None  # the read that lands in this event
         self.ended: list[JobEnded] = []
+        self.tell(MemoryFreed(buffers))
 
     def tell(self, event: Event) -> None:
         actions = self.schedule.handle(event, self.now_ns)
@@ -154,8 +162,35 @@ class Runner(RuleBasedStateMachine):
                 copies += 1
         assert copies <= config.SCHEDULE_COPIES_MAX
         assert (read.kind is ReadKind.HEDGE) == (copies > 1)
+        self.use_memory(read, state)
         self.live[read.read] = read
         self.wanted.add(read.read)
+
+    def use_memory(self, read: StartRead, state: ChunkState) -> None:
+        """Each read writes where no other does, and what it takes is there."""
+        if read.into is Memory.SCRATCH:
+            self.scratch -= 1
+            self.scratch_out += 1
+            assert self.scratch >= 0
+            return
+        assert read.kind is ReadKind.FIRST
+        assert state.has_memory == (read.into is Memory.CHUNK)
+        if not state.has_memory:
+            state.has_memory = True
+            self.buffers -= 1
+            self.buffers_out += 1
+            assert self.buffers >= 0
+        assert not self.is_written(read)
+
+    def is_written(self, read: StartRead) -> bool:
+        """Whether a read that has not ended, wanted or not, writes to the same bytes."""
+        return any(
+            other.into is not Memory.SCRATCH
+            and (other.job, other.chunk) == (read.job, read.chunk)
+            and read.begin < other.end
+            and other.begin < read.end
+            for other in self.live.values()
+        )
 
     def wanted_of(self, job: int, chunk: int) -> list[StartRead]:
         reads = [self.live[read] for read in self.wanted]
@@ -174,12 +209,15 @@ class Runner(RuleBasedStateMachine):
         self.tell(TierDown(tier))
         assert all(self.live[read].tier != tier for read in self.wanted)
 
-    @rule(chunks=CHUNKS, priority=PRIORITIES)
-    def add_job(self, chunks: tuple[Chunk, ...], priority: int) -> None:
+    @rule(chunks=CHUNKS, priority=PRIORITIES, is_pooled=st.booleans())
+    def add_job(self, chunks: tuple[Chunk, ...], priority: int, is_pooled: bool) -> None:
         job = self.next_job
         self.next_job += 1
-        self.jobs[job] = [ChunkState(chunk, self.known & set(chunk.tiers)) for chunk in chunks]
-        self.tell(JobAdded(job, chunks, priority))
+        self.jobs[job] = [
+            ChunkState(chunk, self.known & set(chunk.tiers), has_memory=not is_pooled)
+            for chunk in chunks
+        ]
+        self.tell(JobAdded(job, chunks, priority, is_pooled))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -234,6 +272,21 @@ class Runner(RuleBasedStateMachine):
         outcome = Outcome.LANDED if is_right else Outcome.CORRUPT
         self.tell(ChunkChecked(check.job, check.chunk, outcome))
 
+    @precondition(lambda self: self.buffers_out or self.scratch_out)
+    @rule(data=st.data())
+    def free_memory(self, data: st.DataObject) -> None:
+        self.free(
+            data.draw(st.integers(0, self.buffers_out)),
+            data.draw(st.integers(0, self.scratch_out)),
+        )
+
+    def free(self, buffers: int, scratch: int) -> None:
+        self.buffers += buffers
+        self.buffers_out -= buffers
+        self.scratch += scratch
+        self.scratch_out -= scratch
+        self.tell(MemoryFreed(buffers, scratch))
+
     @rule(seconds=st.sampled_from([0.0001, 0.003, 0.1, 2.0, 60.0]))
     def wait(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
@@ -242,17 +295,25 @@ class Runner(RuleBasedStateMachine):
     # What holds at any time -----------------------------------------------------------------------
     @invariant()
     def nothing_waits_for_nothing(self) -> None:
-        """Whatever is not finished is under way, awaits its check, or the schedule wakes by
-        itself."""
+        """Whatever is not finished is under way, awaits its check or memory, or the schedule wakes
+        by itself."""
         schedule = getattr(self, "schedule", None)
         if schedule is None:
             return
         if self.jobs and not self.live and not self.checks:
-            assert schedule.wake_ns is not None
+            assert schedule.wake_ns is not None or self.waits_for_buffers()
         assert schedule.is_empty == (not self.jobs and not self.live)
         view = schedule.view()
         assert view.reads == len(self.live)
         assert view.jobs == len(self.jobs)
+        assert view.buffers == self.buffers
+        assert view.scratch is None or view.scratch == self.scratch
+
+    def waits_for_buffers(self) -> bool:
+        """Whether all that is left needs buffers, and there is none."""
+        states = [state for states in self.jobs.values() for state in states]
+        left = [state for state in states if not state.is_done and not state.is_lost]
+        return not self.buffers and not any(state.has_memory for state in left)
 
     def teardown(self) -> None:
         """From any state: all ends, each chunk once, and nothing is kept."""
@@ -268,6 +329,9 @@ class Runner(RuleBasedStateMachine):
             elif schedule.wake_ns is not None and self.jobs:
                 self.now_ns = max(self.now_ns, schedule.wake_ns)
                 self.tell(Tick())
+            elif self.jobs and self.waits_for_buffers():
+                self.buffers_out += not self.buffers_out  # of a pool that had none at all
+                self.free(1, 0)
             else:
                 break
         assert not self.jobs and schedule.is_empty

@@ -67,3 +67,12 @@ def test_who_costs_is_asked_only_when_others_are_slower_than_its_price() -> None
 
     assert paid(0.02) > 20  # a chunk takes 40 ms from the other
     assert paid(0.5) < 10  # as long as nothing is known of the other, whose first reads look late
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pool_of_eight_buffers_is_enough_for_three_tiers(seed: int) -> None:
+    world = World(simulation.tiers_of(), seed)
+    result = Reader(world, buffers=8).run([Load(0, simulation.chunks_of(300))])
+    bandwidth = simulation.BYTES_PER_S * sum(simulation.SHARES)
+    assert 300 * simulation.CHUNK_BYTES / bandwidth / result.end_s > 0.95
+    assert result.hedges < 15
