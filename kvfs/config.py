@@ -250,6 +250,26 @@ SCHEDULE_READS_FIRST = 2  # of a tier at the same time, before anything was meas
 SCHEDULE_WINDOW_READS = 4  # for each slot, between two looks at how many there should be
 SCHEDULE_WINDOW_S = 0.05
 
+# What is brought here before it is asked for (`kvfs.prefetch`).
+PREFETCH_BLOBS_MAX = 8  # on their way at the same time
+PREFETCH_BYTES_MAX = 256 * MIB  # of them; one that is larger comes alone, and no guess does
+PREFETCH_ORDERS_MAX = 65_536  # blobs that engines expect, or that a person warms, and that wait
+PREFETCH_GUESSES_MAX = 256  # that wait; of more the oldest are dropped
+PREFETCH_EXAMINED_MAX = 64  # that wait, of one cause, for one decision
+PREFETCH_CHILDREN_MAX = 16  # a chunk that more than these continue says nothing of what comes next
+PREFETCH_DESCENDANTS_MAX = 8  # guessed of one read of a chunk
+PREFETCH_FOLLOWERS_MAX = 4  # guessed of one read of another file
+PREFETCH_GUESS_S = 10.0  # after which a guess that waits has come too late
+PREFETCH_EXPECTED_S = 60.0  # the same, of what an engine expects
+PREFETCH_TRIES_MAX = 3  # of what was expected or warmed, and was cancelled or failed
+PREFETCH_UNUSED_MAX = 65_536  # brought here and not read yet: more are not judged
+PREFETCH_WASTED_MAX = 4096  # evicted unread: not guessed again until somebody reads them
+PREFETCH_FILES_MAX = 16_384  # of which is known what was read after them: about 8 MiB
+PREFETCH_FOLLOWERS_KEPT = 4  # of each
+PREFETCH_FOLLOWERS_COUNTED = 16  # reads after one file; with more all its counts are halved
+PREFETCH_READERS_MAX = 1024  # of which is known what they read last
+PREFETCH_READ_AFTER_S = 10.0  # a file that is read later than that has not followed the last one
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 COUNT_MAX = 1_000_000  # the same
 READ_AHEAD_KIB_MAX = 1024 * 1024

@@ -54,6 +54,10 @@ class Change:
     moves_directories: bool = False  # other paths may lead elsewhere as well
 
 
+# Hears which files are in use now, and by which reader, if that is known; in the node's thread.
+UseWatcher = Callable[[Sequence[int], int | None], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Statfs:
     """What statfs tells of the whole store."""
@@ -93,6 +97,7 @@ class Node:
         self._held: dict[int, int] = {}
         self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self._watchers: list[Callable[[Change], None]] = []
+        self._use_watchers: list[UseWatcher] = []
         self._releasers: list[Callable[[], None]] = []
         self._checks = Checks()
         self.uses = Uses(engine)
@@ -222,21 +227,21 @@ class Node:
         """
         inode = self._published(ino)
         await self.bring([inode])
-        return await self._open_checked(inode)
+        return await self._open_checked(inode, None)
 
-    async def begin_content(self, ino: int) -> int | Arriving:
+    async def begin_content(self, ino: int, reader: int | None = None) -> int | Arriving:
         """As `open_content`, but a large file that only other nodes have is still on its way."""
         inode = self._published(ino)
         if self.neighbours is not None:
             arriving = await self.neighbours.begin(inode)
             if arriving is not None:
-                self.touch([ino])
+                self.touch([ino], reader)
                 return arriving
-        return await self._open_checked(inode)
+        return await self._open_checked(inode, reader)
 
-    async def _open_checked(self, inode: Inode) -> int:
+    async def _open_checked(self, inode: Inode, reader: int | None) -> int:
         fd = await self.contents.open_checked(inode)
-        self.touch([inode.ino])
+        self.touch([inode.ino], reader)
         return fd
 
     def _published(self, ino: int) -> Inode:
@@ -251,9 +256,20 @@ class Node:
             self.notify(parent, name, inode.ino)
         self._orphans.drop([inode.ino for _, _, inode in lost])
 
-    def touch(self, inos: Sequence[int]) -> None:
-        """Note a use, the first as the most recent."""
+    def touch(self, inos: Sequence[int], reader: int | None = None) -> None:
+        """Note a use, the first as the most recent. `reader`: a number for who reads them."""
         self.uses.note(inos, self._next_stamp(len(inos)))
+        for callback in self._use_watchers:
+            callback(inos, reader)
+
+    def watch_uses(self, callback: UseWatcher) -> None:
+        """Call back at each use; shortly, for a reader waits."""
+        self._use_watchers.append(callback)
+
+    @property
+    def hears_uses(self) -> bool:
+        """Whether it is of any use to find out who reads."""
+        return bool(self._use_watchers)
 
     def _next_stamp(self, count: int) -> int:
         """The newest of so many stamps, all of them newer than any before."""

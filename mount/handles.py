@@ -47,6 +47,7 @@ from mount.kernel import DIRECT_WRITES_ARE_SEEN
 from mount.locks import Held
 from mount.pages import CachedPages
 from mount.passthrough import BackingIds
+from mount.readers import Readers
 from mount.retries import SentBack
 from mount.stages import Stages, Version
 from mount.states import Access, Opening, decide_open, keeps_cache
@@ -111,6 +112,7 @@ class OpenFiles:
         self._handles: dict[int, Handle] = {}
         self._last_fh = 0
         self._sent_back = SentBack()
+        self._readers = Readers()
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
 
     # Opening --------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class OpenFiles:
                 async with Held(version.lock):
                     await self._stages.truncate(version, 0)
             elif not is_writer:
-                await self._open_content(version)
+                await self._open_content(version, thread)
             if version.through is not None and flags & os.O_ACCMODE == os.O_RDWR:
                 async with Held(version.lock):
                     await self._stages.through.note_mapped(version.through, version.ino)
@@ -272,14 +274,14 @@ class OpenFiles:
         self._handles[self._last_fh] = Handle(version, is_writer, is_direct)
         return self._last_fh
 
-    async def _open_content(self, version: Version) -> OpenBytes:
+    async def _open_content(self, version: Version, thread: int = 0) -> OpenBytes:
         """The version's bytes, of a blob after its digest was checked. The one place that chooses
-        how reads of published bytes are served."""
+        how reads of published bytes are served. `thread`: that opens it, if it is known."""
         if version.content is not None:
             return version.content
         async with Held(version.lock):
             if version.content is None:
-                opened = await self._open_blob(version)
+                opened = await self._open_blob(version, thread)
                 close = self._node.reclaim.close
                 if isinstance(opened, int):
                     version.content = OpenBytes(opened, close)
@@ -288,19 +290,23 @@ class OpenFiles:
                     version.content = OpenBytes(opened.open(), close, opened)
             return version.content
 
-    async def _open_blob(self, version: Version) -> int | Arriving:
+    async def _open_blob(self, version: Version, thread: int) -> int | Arriving:
         """A descriptor of the version's blob, or what comes to be that; ESTALE when it has gone for
         a newer one."""
         inode = self._node.meta.inode(version.ino)
         if inode is None or inode.digest != version.digest:
             raise NamespaceError(errno.ESTALE)
         try:
-            return await self._node.begin_content(version.ino)
+            return await self._node.begin_content(version.ino, self.reader_of(thread))
         except NamespaceError as error:
             now = self._node.meta.inode(version.ino)
             if now is not None and now.nlink and now.digest == version.digest:
                 raise  # no node of the cluster has its bytes
             raise NamespaceError(errno.ESTALE) from error
+
+    def reader_of(self, thread: int) -> int | None:
+        """A number for who reads, if it is known and somebody asks for it."""
+        return self._readers.process_of(thread) if self._node.hears_uses else None
 
     # Bytes ----------------------------------------------------------------------------------------
     async def read(self, fh: int, offset: int, size_bytes: int) -> bytes | memoryview:

@@ -61,7 +61,7 @@ class Links:
         entry.st_blocks = 0
         return entry
 
-    async def read(self, inode: Inode) -> bytes:
+    async def read(self, inode: Inode, thread: int) -> bytes:
         """Where a file's blob lies, once its bytes are here and were checked. Raises `Corrupt`, and
         `NamespaceError` ENOENT for a blob that is gone, ESTALE for a file that changed."""
         self._node.refresh()
@@ -81,7 +81,7 @@ class Links:
         target = self._target(inode.digest)
         if not target:
             raise NamespaceError(errno.ESTALE)
-        self._node.touch([inode.ino])
+        self._node.touch([inode.ino], self._files.reader_of(thread))
         return target
 
     def _check_same(self, inode: Inode) -> None:

@@ -163,7 +163,7 @@ class Operations(pyfuse3.Operations):
     async def readlink(self, number: int, ctx: Context) -> bytes:
         file = self.links.find(number)
         if file is not None:
-            return await self.links.read(file)
+            return await self.links.read(file, ctx.pid)
         inode, _ = self._inode(number)
         if not stat.S_ISLNK(inode.mode):
             raise NamespaceError(errno.EINVAL)

@@ -19,6 +19,9 @@ PURE = {
     "kvfs.chunk",
     "kvfs.digest",
     "kvfs.health",
+    "kvfs.prefetch.machine",
+    "kvfs.prefetch.successors",
+    "kvfs.prefetch.words",
     "kvfs.schedule.board",
     "kvfs.schedule.choice",
     "kvfs.schedule.flight",
@@ -88,8 +91,8 @@ HOMES = {
 }
 
 HEADS = (  # of packages
-    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.requests", "kvfs.schedule", "kvfs.shell",
-    "kvfs.shell.doctor", "kvfs.tiers", "mount", "gpu_bridge",
+    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.requests", "kvfs.schedule",
+    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiers", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
