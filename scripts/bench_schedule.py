@@ -25,13 +25,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs import config  # noqa: E402  (path first)
-from kvfs.schedule.machine import Schedule  # noqa: E402  (path first)
-from kvfs.schedule.words import (  # noqa: E402  (path first)
+from kvfs.schedule import (  # noqa: E402  (path first)
     Action,
     Chunk,
     JobAdded,
     Outcome,
     ReadEnded,
+    Schedule,
     StartRead,
     TierTerms,
     TierUp,

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs import config  # noqa: E402  (path first)
-from kvfs.schedule.words import Chunk  # noqa: E402  (path first)
+from kvfs.schedule import Chunk  # noqa: E402  (path first)
 from scripts.simulated_tiers import (  # noqa: E402  (path first)
     MIB,
     FixedReader,

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from kvfs.schedule.machine import Schedule
-from kvfs.schedule.words import (
+from kvfs.schedule import (
     Action,
     CancelRead,
     CheckChunk,
@@ -26,6 +25,7 @@ from kvfs.schedule.words import (
     MemoryFreed,
     Outcome,
     ReadEnded,
+    Schedule,
     StartRead,
     Tick,
     TierTerms,

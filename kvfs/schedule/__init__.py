@@ -1,1 +1,56 @@
-"""Which tier reads which chunk next: a pure state machine, `machine.Schedule`."""
+"""Which tier reads which chunk next: a pure state machine, `machine.Schedule`, and its words."""
+
+from kvfs.schedule.machine import Schedule
+from kvfs.schedule.views import ScheduleView, TierView
+from kvfs.schedule.words import (
+    Action,
+    CancelRead,
+    CheckChunk,
+    Chunk,
+    ChunkChecked,
+    ChunkDone,
+    ChunkLost,
+    Event,
+    JobAdded,
+    JobCancelled,
+    JobEnded,
+    KeepRead,
+    Memory,
+    MemoryFreed,
+    Outcome,
+    ReadEnded,
+    ReadKind,
+    StartRead,
+    Tick,
+    TierDown,
+    TierTerms,
+    TierUp,
+)
+
+__all__ = [
+    "Action",
+    "CancelRead",
+    "CheckChunk",
+    "Chunk",
+    "ChunkChecked",
+    "ChunkDone",
+    "ChunkLost",
+    "Event",
+    "JobAdded",
+    "JobCancelled",
+    "JobEnded",
+    "KeepRead",
+    "Memory",
+    "MemoryFreed",
+    "Outcome",
+    "ReadEnded",
+    "ReadKind",
+    "Schedule",
+    "ScheduleView",
+    "StartRead",
+    "Tick",
+    "TierDown",
+    "TierTerms",
+    "TierUp",
+    "TierView",
+]

@@ -9,9 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvfs import config
 from kvfs.health import HealthState
-from kvfs.schedule.machine import Schedule
-from kvfs.schedule.views import TierView
-from kvfs.schedule.words import (
+from kvfs.schedule import (
     Action,
     CancelRead,
     CheckChunk,
@@ -29,11 +27,13 @@ from kvfs.schedule.words import (
     Outcome,
     ReadEnded,
     ReadKind,
+    Schedule,
     StartRead,
     Tick,
     TierDown,
     TierTerms,
     TierUp,
+    TierView,
 )
 
 TIERS = 6

@@ -3,7 +3,7 @@ on a virtual clock."""
 
 import pytest
 
-from kvfs.schedule.words import Chunk, TierTerms
+from kvfs.schedule import Chunk, TierTerms
 from scripts import simulate_schedule as simulation
 from scripts.simulated_tiers import MIB, Load, Reader, SimulatedTier, World
 

@@ -7,11 +7,7 @@ import pytest
 from kvfs import config
 from kvfs.errors import QueueFull
 from kvfs.health import HealthState
-from kvfs.schedule.machine import Schedule
-from kvfs.schedule.speed import Speed
-from kvfs.schedule.timers import Timer, Timers
-from kvfs.schedule.width import Width
-from kvfs.schedule.words import (
+from kvfs.schedule import (
     Action,
     CancelRead,
     CheckChunk,
@@ -26,12 +22,16 @@ from kvfs.schedule.words import (
     Outcome,
     ReadEnded,
     ReadKind,
+    Schedule,
     StartRead,
     Tick,
     TierDown,
     TierTerms,
     TierUp,
 )
+from kvfs.schedule.speed import Speed
+from kvfs.schedule.timers import Timer, Timers
+from kvfs.schedule.width import Width
 
 MS = 1_000_000
 S = 1000 * MS

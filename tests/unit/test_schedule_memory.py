@@ -3,8 +3,7 @@
 from typing import Any
 
 from kvfs import config
-from kvfs.schedule.machine import Schedule
-from kvfs.schedule.words import (
+from kvfs.schedule import (
     Action,
     Chunk,
     ChunkDone,
@@ -14,6 +13,7 @@ from kvfs.schedule.words import (
     Outcome,
     ReadEnded,
     ReadKind,
+    Schedule,
     StartRead,
     Tick,
     TierDown,
