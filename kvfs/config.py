@@ -270,6 +270,13 @@ PREFETCH_FOLLOWERS_COUNTED = 16  # reads after one file; with more all its count
 PREFETCH_READERS_MAX = 1024  # of which is known what they read last
 PREFETCH_READ_AFTER_S = 10.0  # a file that is read later than that has not followed the last one
 
+# Threads and memory that carry out the schedule (`kvfs.transfer`).
+TRANSFER_SCRATCH_READS = 4  # that repeat others, at the same time: each has memory of its own
+TRANSFER_SCRATCH_BYTES = 256 * MIB  # of it in all, where it is not a pool's; one chunk may always
+TRANSFER_PIECE_BYTES = 8 * MIB  # read in one call of a local tier, and hashed while the next comes
+TRANSFER_CALLBACKS_MAX = 16  # threads more than reads are under way
+TRANSFER_RECHECKS_MAX = 256  # blobs of a tier that gave wrong bytes, to be looked at
+
 SIZE_BYTES_MAX = 1024 * 1024 * 1024 * GIB  # 1 EiB: more is a slip of the pen
 COUNT_MAX = 1_000_000  # the same
 READ_AHEAD_KIB_MAX = 1024 * 1024

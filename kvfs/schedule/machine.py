@@ -80,7 +80,6 @@ class Schedule:
             case TierUp():
                 self._tier_up(event.tier, event.terms)
             case MemoryFreed():
-                assert event.buffers >= 0 and event.scratch >= 0
                 self._slots.give_memory(event.buffers, event.scratch, now_ns)
             case TierDown():
                 tier = self._board.tiers.get(event.tier)

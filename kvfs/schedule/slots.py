@@ -76,6 +76,7 @@ class Slots:
         board = self._board
         board.buffers += buffers
         board.scratch += scratch
+        assert board.buffers >= 0 and board.scratch >= 0, "only what is left may be taken back"
         size_bytes = board.unread_bytes // max(1, board.unread_count)
         short = self._fastest(board.short, size_bytes, now_ns)
         board.short.clear()

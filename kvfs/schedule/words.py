@@ -117,7 +117,8 @@ class ChunkChecked:
 class MemoryFreed:
     """So many buffers of the pool more, and so much scratch, may be used: each counts one read into
     `Memory.NEW` or `Memory.SCRATCH`. Told at first of all that there is, then of each that comes
-    back, in whatever way; the schedule gives none back by itself."""
+    back, in whatever way; the schedule gives none back by itself. What is below 0 is taken back:
+    no more than the schedule has left."""
 
     buffers: int = 0
     scratch: int = 0

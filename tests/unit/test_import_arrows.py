@@ -52,6 +52,7 @@ PURE = {
     "kvfs.peers.fields",
     "kvfs.peers.messages",
     "kvfs.tiers.counters",
+    "kvfs.transfer.words",
     "mount.states",
     "mount.numbers",
     "mount.directories",
@@ -93,11 +94,11 @@ HOMES = {
 
 HEADS = (  # of packages; but for one that is pure as a whole, they are empty
     "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.requests",
-    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiers", "mount", "gpu_bridge",
+    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiers", "kvfs.transfer", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
-    "kvfs.tiers", "gpu_bridge",
+    "kvfs.tiers", "kvfs.transfer", "gpu_bridge",
 )  # fmt: skip
 
 # What an engine process and every command load first: it must not pull these in, not even through

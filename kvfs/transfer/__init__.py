@@ -1,0 +1,1 @@
+"""Reads from several tiers at once, as the schedule decides: `runner.Transfer`."""

@@ -1,0 +1,127 @@
+"""Where memory comes from, and how much of it the schedule may use.
+
+Without a pool, chunks bring their own, and what repeats a read gets memory that is made for it:
+bounded in bytes, but one chunk may always. With a pool, both are its slots. They are taken while
+there are chunks to start and given back when there are none, so that others get some; a few are
+kept for repeated reads, else there would be none just when a tier hangs.
+
+Under the lock of the transfer, but for the calls of the pool, which are the caller's to make.
+"""
+
+from dataclasses import dataclass
+
+from kvfs import config
+from kvfs.file_io import allocate
+from kvfs.schedule.words import MemoryFreed
+from kvfs.transfer.memory import Memory, Role
+from kvfs.transfer.words import Pool, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What is to be done with the pool: slots that go back, and how many more are wanted."""
+
+    surplus: list[Slot]
+    short: int
+
+
+class PlainSupply:
+    """For chunks that bring their memory."""
+
+    def __init__(self, scratch_reads: int) -> None:
+        self._reads_max = scratch_reads
+        self._wanted = 0  # reads that may have memory of their own
+        self._told = 0  # the same as the schedule knows it: more, until some that have it end
+        self.scratch_reads = 0  # that have it
+
+    def take_scratch(self, size_bytes: int) -> Memory:
+        self.scratch_reads += 1
+        return Memory(Role.SCRATCH, allocate(size_bytes)[:size_bytes])
+
+    def free(self, memory: Memory) -> MemoryFreed | None:
+        """Nobody uses it any more. What the schedule is to be told."""
+        if memory.role is Role.OWN:
+            return None
+        self.scratch_reads -= 1
+        if self._told > self._wanted:
+            self._told -= 1
+            return None
+        return MemoryFreed(scratch=1)
+
+    def limit(self, largest_bytes: int) -> MemoryFreed | None:
+        """The largest chunk of all jobs is so large now: 0 for no job. What the schedule is to be
+        told."""
+        self._wanted = 0
+        if largest_bytes:
+            fits = config.TRANSFER_SCRATCH_BYTES // largest_bytes
+            self._wanted = max(1, min(self._reads_max, fits))
+        change = max(self._wanted - self._told, self.scratch_reads - self._told)
+        self._told += change
+        return MemoryFreed(scratch=change) if change else None
+
+
+class PoolSupply:
+    """For chunks that get a slot of a pool."""
+
+    def __init__(self, pool: Pool, scratch_reads: int) -> None:
+        self.pool = pool
+        self._scratch_max = scratch_reads
+        self._buffers: list[Slot] = []  # at hand: as many as the schedule may use
+        self._scratch: list[Slot] = []
+        self.buffers = 0  # in use, and at hand
+        self.scratch = 0
+        self.scratch_reads = 0
+
+    def take_buffer(self) -> Memory:
+        slot = self._buffers.pop()
+        return Memory(Role.BUFFER, slot.memory, slot)
+
+    def take_scratch(self, size_bytes: int) -> Memory:
+        self.scratch_reads += 1
+        slot = self._scratch.pop()
+        assert size_bytes <= len(slot.memory)
+        return Memory(Role.SCRATCH, slot.memory, slot)
+
+    def free(self, memory: Memory) -> MemoryFreed | None:
+        """Nobody uses a slot any more: it is at hand again. What the schedule is to be told."""
+        assert memory.slot is not None
+        if memory.role is Role.BUFFER:
+            self._buffers.append(memory.slot)
+            return MemoryFreed(buffers=1)
+        self._scratch.append(memory.slot)
+        self.scratch_reads -= 1
+        return MemoryFreed(scratch=1)
+
+    def stock(self, slots: list[Slot]) -> MemoryFreed:
+        """Slots were taken from the pool. The first is for a chunk, then come a few for reads that
+        repeat others. What the schedule is to be told."""
+        more_buffers = more_scratch = 0
+        for slot in slots:
+            if self.buffers and self.scratch < self._scratch_max:
+                self.scratch += 1
+                more_scratch += 1
+                self._scratch.append(slot)
+            else:
+                self.buffers += 1
+                more_buffers += 1
+                self._buffers.append(slot)
+        return MemoryFreed(buffers=more_buffers, scratch=more_scratch)
+
+    def has_surplus(self, bare: int, *, is_reading: bool) -> bool:
+        """Whether slots are at hand that nothing here needs."""
+        return len(self._buffers) > bare or bool(self._scratch and not is_reading)
+
+    def balance(self, bare: int, *, is_reading: bool) -> tuple[Balance, MemoryFreed | None]:
+        """How the pool is to be used now: `bare` chunks have no slot yet. With it what the schedule
+        is to be told before any slot goes back."""
+        excess = max(0, len(self._buffers) - bare)
+        excess_scratch = 0 if is_reading else len(self._scratch)
+        surplus = self._buffers[:excess] + self._scratch[:excess_scratch]
+        del self._buffers[:excess], self._scratch[:excess_scratch]
+        self.buffers -= excess
+        self.scratch -= excess_scratch
+        short = max(0, bare - len(self._buffers))
+        if short and is_reading:
+            short += max(0, self._scratch_max - self.scratch)
+        told = MemoryFreed(buffers=-excess, scratch=-excess_scratch) if surplus else None
+        return Balance(surplus, short), told
