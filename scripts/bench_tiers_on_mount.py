@@ -73,11 +73,10 @@ class Driver:
         self._log = log
         self.wait_answer()  # that it is ready
 
-    def ask(self, command: str, directory: Path) -> dict[str, Any]:
-        self._in.write(json.dumps([command, str(directory)]).encode() + b"\n")
+    def ask(self, command: str, *words: object) -> Any:
+        self._in.write(json.dumps([command, *words], default=str).encode() + b"\n")
         self._in.flush()
-        answer: dict[str, Any] = self.wait_answer()
-        return answer
+        return self.wait_answer()
 
     def wait_answer(self) -> Any:
         """RuntimeError with the end of its log when it says nothing."""

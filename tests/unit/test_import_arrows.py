@@ -93,7 +93,7 @@ HOMES = {
 }
 
 HEADS = (  # of packages; but for one that is pure as a whole, they are empty
-    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.requests",
+    "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.replay", "kvfs.requests",
     "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiers", "kvfs.transfer", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (

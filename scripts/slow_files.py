@@ -1,0 +1,145 @@
+"""A directory that gives its bytes as slowly as it is told to, as a FUSE file system: a tier for
+benchmarks that every program can use alike.
+
+    python scripts/slow_files.py DIRECTORY MOUNTPOINT BYTES_PER_S
+
+Reads share one rate, in pieces of what the kernel asks for, first come first served; a write, a
+look-up or a listing costs nothing. The kernel keeps nothing of it, so that no read is warm. A line
+on standard input is another rate; the answer is a line, and so is the first word when it serves.
+It leaves at the end of its standard input. Stop it with SIGSTOP for a tier that hangs.
+
+`SlowDirectory` starts and ends one.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from math import inf
+from pathlib import Path
+from typing import IO, Any, Self
+
+import pyfuse3
+import trio
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.tier_rig import TokenBucket  # noqa: E402  (path first)
+from tests.hanging_files import Passing  # noqa: E402
+
+BURST_BYTES = 3 * 512 * 1024  # what a pause saves up: half as much again as the kernel's reads
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 10.0
+
+
+class Slow(Passing):
+    """Reads wait for their bytes in a queue."""
+
+    def __init__(self, root: str, bytes_per_s: float) -> None:
+        super().__init__(root)
+        self._bucket = TokenBucket(bytes_per_s, BURST_BYTES, trio.current_time())
+        self._turn = trio.Lock()  # whose waiters are served in order
+        self._changed = trio.Event()
+
+    def set_rate(self, bytes_per_s: float) -> None:
+        """0 stops all reads."""
+        self._bucket.set_rate(bytes_per_s, trio.current_time())
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        data = os.pread(fh, size, off)
+        async with self._turn:
+            while (wait_s := self._bucket.take(len(data), trio.current_time())) != 0.0:
+                with trio.move_on_after(inf if wait_s is None else wait_s):
+                    await self._changed.wait()
+        return data
+
+
+async def serve(files: Slow) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pyfuse3.main)
+        print("serves", flush=True)
+        commands = trio.lowlevel.FdStream(os.dup(0))
+        rest = b""
+        async for data in commands:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                files.set_rate(float(line))
+                print("done", flush=True)
+        pyfuse3.terminate()
+
+
+def main() -> None:
+    directory, mountpoint, bytes_per_s = sys.argv[1:]
+
+    async def run() -> None:
+        files = Slow(directory, float(bytes_per_s))
+        options = set(pyfuse3.default_options) | {"fsname=slow-files"}
+        options.discard("default_permissions")
+        pyfuse3.init(files, mountpoint, options)
+        try:
+            await serve(files)
+        finally:
+            pyfuse3.close(unmount=True)
+
+    trio.run(run)
+
+
+class SlowDirectory:
+    """One that serves for the length of a `with` block. `files` is the directory below, where
+    everything is as fast as it is."""
+
+    def __init__(self, files: Path, mountpoint: Path, bytes_per_s: float) -> None:
+        self.files = files
+        self.mountpoint = mountpoint
+        files.mkdir(parents=True, exist_ok=True)
+        mountpoint.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, __file__, files, mountpoint, bytes_per_s]
+        self._process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in: IO[bytes] = self._process.stdin
+        self._out: IO[bytes] = self._process.stdout
+        self._wait_answer("serves")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.thaw()
+        self._in.close()
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_DEADLINE_S)
+            subprocess.run(["umount", "--lazy", self.mountpoint], check=False, timeout=10)
+        self._out.close()
+
+    def set_rate(self, bytes_per_s: float) -> None:
+        """From now on."""
+        self._in.write(b"%f\n" % bytes_per_s)
+        self._in.flush()
+        self._wait_answer("done")
+
+    def freeze(self) -> None:
+        """Whoever touches it waits until it thaws."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def _wait_answer(self, wanted: str) -> None:
+        answer: Any = self._out.readline().decode().strip()
+        if answer != wanted:
+            raise RuntimeError(f"{self.mountpoint} does not serve: {answer!r}, not {wanted!r}")
+
+
+if __name__ == "__main__":
+    main()
