@@ -1,29 +1,24 @@
-"""Many directory entries of the server in one exchange, packed and read here.
+"""Many directory entries of the server in one exchange: what is sent, and how the answer is read.
 
-Plain commands cost the server half of what a script does with the same keys, but the client's
-library needs some 3 us for each word and 10 us for each command, which was more than all the rest.
-So only its connection is used. What comes is read as far as it is what was expected; of anything
-else, an error among them, nothing is made: the library is to ask then, which knows them all.
+Plain commands cost the server half of what a script does with the same keys. An engine waits for
+this, so that as little as possible is done in Python for each entry.
 """
 
 import re
-import socket
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
-import redis
-
+from kvfs.meta.exchange import Unexpected
 from kvfs.meta.records import NO_DIRENT
 
 _GROUP_BYTES = 8  # of a key: the number of its directory
 _PART_KEYS = 128  # the server begins with those while the next ones are packed
-_RECEIVE_BYTES = 64 * 1024
 _HIT_BYTES = len(b"$16\r\n\r\n") + len(NO_DIRENT)
 _MISS = b"$-1\r\n"
 _VALUE = re.compile(rb"\$(?:16\r\n(.{16})|-1)\r\n", re.DOTALL)
-# An error, or a value of another length; hardly ever within a value, and no harm there.
-_STRANGE = re.compile(rb"(?:\A|\r\n)-[A-Z]{3}|\r\n\$(?:[02-9]|1[^6]|16[^\r])")
+_SOUND = re.compile(rb"(?:\$16\r\n.{16}\r\n|\$-1\r\n|\*\d+\r\n)*+", re.DOTALL)
+_BEGUN = re.compile(rb"\*\d*\r?|\$(?:1?|16\r?|16\r\n.{0,16}\r?|-|-1\r?)", re.DOTALL)
 
 
 def by_directory(keys: Sequence[bytes]) -> dict[bytes, list[bytes]]:
@@ -35,7 +30,8 @@ def by_directory(keys: Sequence[bytes]) -> dict[bytes, list[bytes]]:
 
 
 class DirentsQuestion:
-    """What is asked of a server of some epoch, once."""
+    """What is asked of a server of some epoch, once: the entries in order of the groups,
+    `NO_DIRENT` for none."""
 
     def __init__(
         self, groups: Mapping[bytes, Sequence[bytes]], prefix: bytes, epoch: bytes
@@ -46,85 +42,59 @@ class DirentsQuestion:
         self._count = sum(map(len, groups.values()))
         self._first = b"$%d\r\n%b\r\n" % (len(epoch), epoch)  # of a right answer
         self._whole_bytes = len(self._first) + self._count * _HIT_BYTES  # of one without a miss
+        self._sound_bytes = 0  # of the answer, which were looked at and are as expected
 
-    def ask(self, client: "redis.Redis", deadline_s: float) -> list[bytes] | None:
-        """The entries in order of the groups, `NO_DIRENT` for none; None where the library is to
-        ask. Raises `RedisError`."""
-        pool = client.connection_pool
-        connection = pool.get_connection()
-        found = None
-        try:
-            connection.send_packed_command(self.pack(), check_health=False)  # type: ignore[no-untyped-call]  # theirs has no types
-            found = self._receive(connection, time.monotonic() + deadline_s)
-        finally:
-            if found is None:  # more of its answer may be on the way
-                connection.disconnect()  # type: ignore[no-untyped-call]  # as above
-            pool.release(connection)
-        return found
-
-    def _receive(self, connection: "redis.Connection", end_s: float) -> list[bytes] | None:
-        sock: socket.socket | None = connection._sock  # there is no other way to its bytes
-        assert sock is not None  # or sending would have failed
-        answer = bytearray()
-        while time.monotonic() < end_s:
-            try:
-                data = sock.recv(_RECEIVE_BYTES)
-            except TimeoutError:
-                break
-            except OSError as error:
-                raise redis.ConnectionError(f"Error while reading from socket: {error}") from error
-            if not data:
-                raise redis.ConnectionError("Connection closed by server.")
-            answer += data
-            found = self.read(answer)
-            if found is not None or self.is_unexpected(answer):
-                return found
-        raise redis.TimeoutError("Timeout reading from socket")
-
-    # The codec -----------------------------------------------------------------------------------
     def pack(self) -> Iterator[bytes]:
-        """The commands, in parts; after them `read` knows what to expect."""
+        """As `Question.pack`; after it `read` knows what to expect."""
         name = self._prefix + b"epoch"
-        parts = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b" % (len(name), name)]
+        words = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)]
+        add = words.append
         name = self._prefix + b"d"
         ask = b"$5\r\nHMGET\r\n$%d\r\n%b" % (len(name) + _GROUP_BYTES, name)
+        # Names have few lengths, and directories few counts of them.
+        sizes = set(map(len, chain.from_iterable(self._groups.values())))
+        heads = {size: b"\r\n$%d\r\n" % (size - _GROUP_BYTES) for size in sizes}
+        asks = {
+            count: b"*%d\r\n%b" % (count + 2, ask) for count in set(map(len, self._groups.values()))
+        }
         waiting = 0
         for group, keys in self._groups.items():
             count = len(keys)
-            parts.append(b"*%d\r\n%b%b" % (count + 2, ask, group))
-            parts += _pack_names([key[_GROUP_BYTES:] for key in keys])
+            add(asks[count])
+            add(group)
+            for key in keys:
+                add(heads[len(key)])
+                add(key[_GROUP_BYTES:])
+            add(b"\r\n")
             self._whole_bytes += len(b"*%d\r\n" % count)
             waiting += count
             if waiting >= _PART_KEYS:
-                yield b"\r\n".join(parts) + b"\r\n"
-                parts, waiting = [], 0
-        if parts:
-            yield b"\r\n".join(parts) + b"\r\n"
+                yield b"".join(words)
+                words.clear()
+                waiting = 0
+        if words:
+            yield b"".join(words)
 
     def read(self, answer: bytearray) -> list[bytes] | None:
-        """The entries, once all of the answer is there and it is as expected."""
+        """As `Question.read`."""
+        if not self._sound_bytes:
+            if not answer.startswith(self._first):
+                if self._first.startswith(answer):
+                    return None
+                raise Unexpected
+            self._sound_bytes = len(self._first)
+        sound = _SOUND.match(answer, self._sound_bytes)
+        assert sound is not None  # as it is of nothing
+        self._sound_bytes = sound.end()
+        if self._sound_bytes < len(answer) and not _BEGUN.fullmatch(answer, self._sound_bytes):
+            raise Unexpected
         missing_bytes = self._whole_bytes - len(answer)
+        if missing_bytes < 0:
+            raise Unexpected
         misses, rest = divmod(missing_bytes, _HIT_BYTES - len(_MISS))
-        if rest or answer.count(_MISS) < misses or not answer.startswith(self._first):
+        if rest or answer.count(_MISS) < misses:
             return None
         found = _VALUE.findall(answer, len(self._first))
         if len(found) != self._count or found.count(b"") != misses:
             return None
         return [value or NO_DIRENT for value in found] if misses else found
-
-    def is_unexpected(self, answer: bytearray) -> bool:
-        """Whether it cannot become one that `read` takes, or does not seem to."""
-        return (
-            not self._first.startswith(answer[: len(self._first)])
-            or len(answer) > self._whole_bytes
-            or _STRANGE.search(answer) is not None
-        )
-
-
-def _pack_names(names: Sequence[bytes]) -> list[bytes]:
-    """As words of a command, in one step where they are as long as each other."""
-    sizes = set(map(len, names))
-    if len(sizes) == 1:
-        head = b"$%d\r\n" % sizes.pop()
-        return [head + (b"\r\n" + head).join(names)]
-    return [b"$%d\r\n%b" % (len(name), name) for name in names]

@@ -27,6 +27,7 @@ from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.lmdb import Database
 from kvfs.meta.mirror import Mirror
+from kvfs.meta.news import FEED_END, News
 from kvfs.meta.probe import Memory
 from kvfs.meta.refill import (
     Refill,
@@ -36,7 +37,7 @@ from kvfs.meta.refill import (
     read_epoch,
     remember_deed,
 )
-from kvfs.meta.server import FEED_END, Done, MetaServer, News
+from kvfs.meta.server import Done, MetaServer
 from kvfs.meta.shared import Commit, SharedTable, SharedTransaction, copies_page, holders_page
 from kvfs.meta.shared_engine import SharedEngine, of_cluster
 from kvfs.meta.view import InodeCache
@@ -101,8 +102,9 @@ class FollowingEngine(SharedEngine):
                     if node == self.node_id:  # done after this node had given it up
                         self._doubt(one.records)
                 last = at
-            self._hear(heard)
-            self._tell_later(heard)
+            if heard:
+                self._hear(heard)
+                self._tell_later(heard)
             self._seen = last
             if last == news.last and not self._journal.is_broken(last):
                 return

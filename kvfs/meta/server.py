@@ -22,13 +22,14 @@ from kvfs.config import (
     CLUSTER_DEADLINE_S,
     CLUSTER_FEED_ENTRIES,
     CLUSTER_LISTEN_S,
-    CLUSTER_NEWS_ENTRIES,
     CLUSTER_STRANGE_S,
 )
 from kvfs.errors import Unavailable
 from kvfs.meta.bulk import DirentsQuestion
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.meta.exchange import exchange
 from kvfs.meta.journal import Point, Standing
+from kvfs.meta.news import News, NewsAnswer, NewsQuestion, read_entry, read_news
 from kvfs.meta.primary import Link, Primary, Unwilling
 from kvfs.meta.probe import Memory, read_memory
 from kvfs.meta.records import NO_DIRENT
@@ -36,10 +37,7 @@ from kvfs.meta.shared import NODE_ID_BYTES, Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
 from kvfs.meta.url import Form
 
-MARK_BYTES = 16
 ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
-_COUNTER_DIGITS = 15  # as the scripts take it, whose numbers are exact as far as that
-FEED_END = 2**63  # behind every entry of the feed: who begins there wants its number only
 _HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
 _SCRIPTS = ("begin", "commit", "members", "sweep", "history", "gone")
 _UNSOUND = "the metadata server does not keep its counters: see who else writes to its keys"
@@ -69,24 +67,6 @@ class Done:
 
     at: Point
     inodes: int
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """The feed since some entry, at most so much of it that there may be `more`."""
-
-    epoch: bytes
-    inodes: int
-    last: Point  # the last entry that the server has
-    seen: bytes  # the mark of the entry since which this is; empty where the feed has it no more
-    entries: tuple[tuple[Point, bytes, bytes], ...]  # where, which node, what it wrote of it
-
-    def continues(self, known: Point) -> bool:
-        """Whether the server has all that a node knew of when it asked; a feed that was cut does
-        not say, and then it counts as so."""
-        if not known.sequence or known == self.last:
-            return True
-        return known.sequence < self.last.sequence and self.seen in (known.mark, b"")
 
 
 class MetaServer:
@@ -174,7 +154,7 @@ class MetaServer:
         order: as the table holds them, `NO_DIRENT` for none. A tenth of the work that `values` has
         with them. Raises `Unavailable`."""
         question = DirentsQuestion(groups, self.prefix, self.epoch)
-        found = self._ask(lambda client: question.ask(client, self._deadline_s))
+        found = self._ask(lambda client: exchange(client, question, self._deadline_s))
         if found is not None:
             return found
         keys = chain.from_iterable(groups.values())
@@ -223,27 +203,19 @@ class MetaServer:
         raise Unavailable(_UNSOUND)
 
     def _read_news(self, after: int) -> News | None:
-        def question(client: "redis.Redis") -> list[Any]:
-            # No script: that would take each entry apart, five times the server's work.
-            with client.pipeline(transaction=False) as pipe:
-                pipe.mget([self._key(name) for name in (b"epoch", b"inodes", b"seq", b"mark")])
-                pipe.xrange(self._key(b"feed"), f"{after}-0", "+", CLUSTER_NEWS_ENTRIES + 1)
-                return _without_strange(pipe.execute(raise_on_error=False))
+        news = NewsQuestion(self.prefix, after)
 
-        (epoch, raw_inodes, raw_sequence, mark), entries = self._ask(question)
-        inodes, sequence = _read_counter(raw_inodes), _read_counter(raw_sequence)
-        if epoch != self.epoch:  # nothing else says anything
-            return News(epoch or b"", inodes or 0, Point(sequence or 0, mark or b""), b"", ())
-        if inodes is None or sequence is None or entries is None:
-            return None
-        read = (_read_entry(entry_id, fields) for entry_id, fields in entries)
-        shown = [entry for entry in read if entry is not None]
-        seen = shown.pop(0)[0].mark if shown and shown[0][0].sequence == after else b""
-        # The entries were asked for after the number: one may have come between.
-        last = Point(sequence, mark or b"")
-        if shown and shown[-1][0].sequence > last.sequence:
-            last = shown[-1][0]
-        return News(epoch, inodes, last, seen, tuple(shown))
+        def question(client: "redis.Redis") -> NewsAnswer:
+            # No script: that would take each entry apart, five times the server's work.
+            answer = exchange(client, news, self._deadline_s)
+            if answer is not None:
+                return answer
+            with client.pipeline(transaction=False) as pipe:
+                pipe.mget(news.counters)
+                pipe.xrange(news.feed, *news.bounds)
+                return NewsAnswer(*_without_strange(pipe.execute(raise_on_error=False)))
+
+        return read_news(self._ask(question), after, self.epoch)
 
     def history(self, points: Sequence[Point]) -> list[Standing]:
         """Whether the server has what a node knows of. Raises `Unavailable`."""
@@ -270,7 +242,7 @@ class MetaServer:
         news = self._listener.ask(question)
         self._silence.note_answer()
         entries = [entry for _, found in news or () for entry in found]
-        is_ours = any(_read_entry(*entry) is not None for entry in entries)
+        is_ours = any(read_entry(*entry) is not None for entry in entries)
         if not is_ours and time.monotonic() - began_s < CLUSTER_STRANGE_S:
             time.sleep(CLUSTER_STRANGE_S)  # others' entries would be there again at once
         return is_ours
@@ -427,26 +399,6 @@ class _Script:
     def read(cls, name: str) -> "_Script":
         text = files("kvfs.meta").joinpath(f"{name}.lua").read_text(encoding="utf-8")
         return cls(text, hashlib.sha1(text.encode()).hexdigest())
-
-
-def _read_entry(
-    entry_id: bytes, fields: Mapping[bytes, bytes] | None
-) -> tuple[Point, bytes, bytes] | None:
-    """An entry of the feed; None for one that no node wrote."""
-    number = _read_counter(entry_id.removesuffix(b"-0"))
-    words = fields.get(b"") if fields and len(fields) == 1 else None
-    mark_end = NODE_ID_BYTES + MARK_BYTES
-    if number is None or words is None or len(words) < mark_end:
-        return None
-    at = Point(number, words[NODE_ID_BYTES:mark_end])
-    return at, words[:NODE_ID_BYTES], words[mark_end:]
-
-
-def _read_counter(raw: bytes | None) -> int | None:
-    """A number that the scripts wrote; None for anything else, which they make anew."""
-    if raw is None or len(raw) > _COUNTER_DIGITS or not raw.isdigit():
-        return None
-    return int(raw)
 
 
 def _without_strange(answers: list[Any]) -> list[Any]:

@@ -603,7 +603,7 @@ def test_a_node_that_was_away_when_the_server_was_emptied_fills_it(
 def test_a_node_that_is_far_behind_does_not_hear_all_that_was(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.meta.server.CLUSTER_NEWS_ENTRIES", 2)
+    monkeypatch.setattr("kvfs.meta.news.CLUSTER_NEWS_ENTRIES", 2)
     monkeypatch.setattr("kvfs.meta.following.CLUSTER_CATCH_UP_ENTRIES", 8, raising=False)
     a, b = cluster.join(), cluster.join()
     b.publish([publication(1, b"f"), publication(2, b"kept")], T0)
