@@ -45,6 +45,11 @@ class Link:
         self._note_found()
         return result
 
+    def beside(self, deadline_s: float) -> Client:
+        """Another client of the same node, for calls behind which no others are to wait; the
+        caller's to close."""
+        return Client(self._store, deadline_s=deadline_s)
+
     def close(self) -> None:
         self._is_closed = True
         self.client.close()

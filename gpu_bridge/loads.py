@@ -1,151 +1,62 @@
-"""Loads: chunk files into the engine's blocks, on threads, each request to one outcome.
+"""Loads: chunk files into the engine's blocks, from all places that have them, each request to one
+outcome.
 
-The rule that keeps the engine's memory right: nothing is copied into a block after its request's
-outcome was given. So a load that is late or cancelled shuts its gate first, and its outcome waits
-for copies that are inside. A read that hangs in the kernel holds only a slot.
+A request's chunks are located in batches, and the chunks of a batch are one job of the transfer,
+which reads from the store's directories, the node's tiers and other nodes at once, into slots of
+the staging pool. What has landed is right, and is copied into blocks, where it may
+(`gpu_bridge.load_job`). What no place gives the node may still bring. A read that hangs in the
+kernel holds only its slot.
 """
 
-import enum
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link
+from gpu_bridge.load_job import Failure, LoadJob, LoadOutcome
+from gpu_bridge.load_sources import SourceCounts
 from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
 from gpu_bridge.shard import Shard
-from gpu_bridge.staging import Slot, StagingPool
+from gpu_bridge.staging import Slot, StagingPool, StagingShare
 from gpu_bridge.workers import Workers
 from kvfs.chunk import match_header
-from kvfs.client_files import OpenFile, RemoteFile
-from kvfs.config import BRIDGE_OPEN_BATCH
-from kvfs.errors import Corrupt, Unavailable
-from kvfs.file_io import read_verified
-from kvfs.located import LocatedFile
-from kvfs.remote import RemoteReader
+from kvfs.client_files import OpenFile
+from kvfs.config import (
+    BRIDGE_OPEN_BATCH,
+    READER_TICKET_DEADLINE_S,
+    READER_TIER_OPEN_S,
+    TIER_LIMITS,
+    TRANSFER_SCRATCH_READS,
+    TierKind,
+)
+from kvfs.errors import Corrupt, QueueFull, Unavailable
+from kvfs.reader.places import Placed, Places
+from kvfs.schedule.words import Outcome
+from kvfs.transfer.job import Landed
+from kvfs.transfer.runner import Transfer
+from kvfs.transfer.words import Ending, JobEnd, WantedChunk
 
 log = logging.getLogger(__name__)
-Found = OpenFile | RemoteFile | None
+
+_LOCATING_THREADS = 2  # which ask the node, by one connection
 
 
-class Failure(enum.StrEnum):
-    """Why a chunk was not loaded."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Chunks of a request that are read together, and where each is. `is_last`: what is not got
+    now is not asked for once more."""
 
-    MISSING = "missing"
-    CORRUPT = "corrupt"
-    FOREIGN = "foreign"  # a sound file, but not the chunk that its name promises
-    UNAVAILABLE = "unavailable"
-    NO_SLOT = "no_slot"
-    LATE = "late"
-    IO_ERROR = "io_error"
-    CANCELLED = "cancelled"
-    INTERNAL = "internal"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOutcome:
-    """A request's load is over. Everything before the first failed chunk is in its blocks; the
-    blocks from there on are `failed_blocks`. `suspects`: hashes of chunks that must be written
-    anew."""
-
-    request_id: str
-    failed_blocks: frozenset[int]
-    suspects: frozenset[bytes]
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.failed_blocks
-
-
-class _Job:
-    """One request's load. Its lock guards all that follows it."""
-
-    def __init__(
-        self, place: Place, request: RequestLoad, after: Mark | None, deadline_s: float
-    ) -> None:
-        self.place = place
-        self.request = request
-        self.after = after
-        self.began_s = time.monotonic()
-        self.end_s = self.began_s + deadline_s
-        self._lock = threading.Lock()
-        self._is_shut = False
-        self._copying = 0
-        self._left = len(request.chunks)
-        self._failed_token: int | None = None
-        self._suspects: set[bytes] = set()
-
-    def enter(self, chunk: ChunkLoad) -> bool:
-        """Begin a copy into blocks; False when it would come too late, or behind a failure."""
-        with self._lock:
-            if self._is_shut or self._is_behind_failure(chunk):
-                return False
-            self._copying += 1
-            return True
-
-    def leave(self) -> None:
-        with self._lock:
-            self._copying -= 1
-
-    def is_wanted(self, chunk: ChunkLoad) -> bool:
-        with self._lock:
-            return not self._is_shut and not self._is_behind_failure(chunk)
-
-    def finish_chunk(self, chunk: ChunkLoad, failure: Failure | None) -> bool:
-        """Whether it was the last."""
-        with self._lock:
-            self._left -= 1
-            if failure is not None:
-                self._fail_from(chunk.chunk.token_start)
-            if failure in (Failure.CORRUPT, Failure.FOREIGN):
-                self._suspects.add(chunk.chunk.hash)
-            return self._left == 0
-
-    def shut(self) -> bool:
-        """No more copies; True when this call did it and chunks were left."""
-        with self._lock:
-            did = not self._is_shut and self._left > 0
-            self._is_shut = True
-            if did:
-                self._fail_from(0)
-            return did
-
-    def outcome(self) -> LoadOutcome | None:
-        """The outcome, once nothing more will be copied."""
-        with self._lock:
-            if self._copying or (self._left and not self._is_shut):
-                return None
-            start = self._failed_token
-            failed = [
-                block
-                for load in self.request.chunks
-                if start is not None and load.chunk.token_start >= start
-                for block in load.block_ids
-            ]
-            return LoadOutcome(
-                self.request.request_id, frozenset(failed), frozenset(self._suspects)
-            )
-
-    def _fail_from(self, token: int) -> None:
-        known = self._failed_token
-        self._failed_token = token if known is None else min(token, known)
-
-    def _is_behind_failure(self, chunk: ChunkLoad) -> bool:
-        return self._failed_token is not None and chunk.chunk.token_start >= self._failed_token
-
-
-def _nearest(file: LocatedFile | None) -> Found:
-    """The copy here, or that of another node."""
-    if file is None:
-        return None
-    if file.fd is not None:
-        return OpenFile(file.fd, file.size_bytes, file.digest)
-    if file.ticket:
-        return RemoteFile(file.size_bytes, file.digest, file.address, file.ticket)
-    return None
+    job: LoadJob
+    loads: Sequence[ChunkLoad]
+    places: Sequence[Placed | None]
+    after: int  # number of the request's first chunk behind them
+    is_last: bool = False
 
 
 class Loader:
@@ -164,25 +75,38 @@ class Loader:
         threads: int,
         deadline_s: float,
     ) -> None:
+        """`threads`: how many copy at the same time, and read from each directory of the store."""
         self._shard = shard
         self._link = link
         self._complaints = complaints
-        self._staging = staging
         self._copier = copier
         self._counters = counters
         self._deadline_s = deadline_s
-        self._jobs: dict[str, _Job] = {}
-        self._workers = Workers(threads, "kvfs-load")
-        self._remote = RemoteReader()
-        self._reading = threading.Semaphore(max(1, threads // 2))
+        self._jobs: dict[str, LoadJob] = {}
+        self._workers = Workers(_LOCATING_THREADS, "kvfs-load")
+        self._copies = threading.Semaphore(threads)
+        self._slot_bytes = staging.slot_bytes
+        share = StagingShare(staging, max(threads, (staging.count - 1) // 2))
+        scratch_reads = min(TRANSFER_SCRATCH_READS, share.count // 4)
+        self._transfer = Transfer(share, scratch_reads=scratch_reads, on_gone=complaints.note_gone)
+        staging.watch(self._transfer.note_room)
+        limits = replace(TIER_LIMITS[TierKind.NVME], reads_max=threads)
+        self._places = Places(
+            self._transfer,
+            lambda: link.ask(lambda client: client.tiers()),
+            link.beside(READER_TICKET_DEADLINE_S),
+            complaints.complain,
+            limits,
+        )
+        self._source_counts = SourceCounts(self._places, self._transfer, counters)
         self._ended = threading.Event()
 
     def submit(self, place: Place, request: RequestLoad, after: Mark | None) -> None:
         """Begin to load. The blocks are the loader's until the outcome is taken."""
         assert request.request_id not in self._jobs
-        job = _Job(place, request, after, self._deadline_s)
+        job = LoadJob(place, request, after, self._deadline_s)
         self._jobs[request.request_id] = job
-        self._workers.start(self._open, job, 0)
+        self._go_on(job, 0)
 
     def cancel(self, request_id: str) -> None:
         """Nobody waits for this load any more; its outcome comes soon."""
@@ -210,142 +134,227 @@ class Loader:
                 self._counters.add_load_seconds(now_s - job.began_s)
         for outcome in outcomes:
             del self._jobs[outcome.request_id]
+        if outcomes:
+            self._source_counts.note()
         return outcomes
 
     def close(self) -> None:
         """Give up what is under way. Its outcomes are never taken."""
         for job in self._jobs.values():
             job.shut()
-        self._remote.close()
         self._workers.close()
+        self._transfer.close(0.0)
+        self._places.close()
 
-    # On the threads -------------------------------------------------------------------------------
-    def _open(self, job: _Job, first: int) -> None:
-        """Open the next chunks and hand each to a thread. Behind the first of them queues the
-        opening of those after them: it goes on while these are read, and few are open at once."""
-        chunks = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
-        if not job.is_wanted(chunks[0]):
-            self._fail(job, first, Failure.CANCELLED)
-            return
-        paths = [self._shard.path(job.place, load.chunk) for load in chunks]
-        located = self._link.ask(lambda client: client.locate(paths))
-        if located is None:
-            self._fail(job, first, Failure.UNAVAILABLE)
-            return
-        opened = map(_nearest, located.files)
-        after = first + len(chunks)
-        for load, file in zip(chunks, opened, strict=True):
-            if not self._workers.start(self._load, job, load, file):
-                self._finish(job, load, Failure.CANCELLED)
-                if file is not None:
-                    file.close()
-            has_more = load is chunks[0] and after < len(job.request.chunks)
-            if has_more and not self._workers.start(self._open, job, after):
-                self._fail(job, after, Failure.CANCELLED)
+    # Locating -------------------------------------------------------------------------------------
+    def _go_on(self, job: LoadJob, first: int) -> None:
+        """Have the next chunks located and read, once."""
+        if job.begin_open(first) and not self._workers.start(self._open, job, first):
+            self._fail(job, job.request.chunks[first:], Failure.CANCELLED)
 
-    def _load(self, job: _Job, load: ChunkLoad, file: Found) -> None:
+    def _open(self, job: LoadJob, first: int) -> None:
+        """Locate the next chunks and have them read. Those behind them follow when the first of
+        these has come, so that few are open at once."""
+        loads = job.request.chunks[first : first + BRIDGE_OPEN_BATCH]
         failure: Failure | None = Failure.INTERNAL
         try:
-            failure = self._read_and_copy(job, load, file)
+            failure = self._locate(job, loads, first + len(loads))
         finally:
-            if file is not None:
-                file.close()
-            self._finish(job, load, failure)
+            if failure is not None:
+                self._fail(job, job.request.chunks[first:], failure)
 
-    def _read_and_copy(self, job: _Job, load: ChunkLoad, file: Found) -> Failure | None:
-        if not job.is_wanted(load):
+    def _locate(self, job: LoadJob, loads: Sequence[ChunkLoad], after: int) -> Failure | None:
+        """Why neither these chunks nor those behind them are loaded."""
+        if not job.is_wanted(loads[0]):
             return Failure.CANCELLED
-        if file is None:
-            return Failure.MISSING
-        if not 0 < file.size_bytes <= self._staging.slot_bytes:
-            return Failure.FOREIGN
-        with self._staging.slot(job.end_s - time.monotonic()) as slot:
-            if slot is None:
-                return Failure.NO_SLOT
-            if not self._reading.acquire(timeout=max(0.0, job.end_s - time.monotonic())):
-                return Failure.LATE
-            try:
-                failure = self._read(job, load, file, slot)
-            except OSError as error:
-                log.warning("kvfs: cannot read chunk %s: %s", file.digest.hex(), error)
-                return Failure.IO_ERROR
-            finally:
-                self._reading.release()
-            return failure or self._copy(job, load, file, slot)
-
-    def _read(
-        self, job: _Job, load: ChunkLoad, file: OpenFile | RemoteFile, slot: Slot
-    ) -> Failure | None:
-        """Fill a slot with a file's bytes, checked. At most half of the threads read at a time: a
-        disk that all share would be done with all at once, and idle while all copy."""
-        if isinstance(file, RemoteFile):
-            return self._read_remote(job, load, file, slot)
-        try:
-            read_verified(file.fd, slot.memory, file.size_bytes, file.digest)
-        except Corrupt as error:
-            log.warning("kvfs: a chunk is corrupt and is recomputed: %s", error)
-            self._complaints.complain(file.digest)
-            return Failure.CORRUPT
+        paths = [self._shard.path(job.place, load.chunk) for load in loads]
+        located = self._link.ask(lambda client: client.locate(paths))
+        if located is None:
+            return Failure.UNAVAILABLE
+        end_s = min(job.end_s, time.monotonic() + READER_TIER_OPEN_S)
+        self._begin(_Part(job, loads, self._places.place(located, end_s), after))
         return None
 
-    def _read_remote(
-        self, job: _Job, load: ChunkLoad, file: RemoteFile, slot: Slot
-    ) -> Failure | None:
-        """As `_read`, from another node; where that fails, this one may still bring the file."""
-        now_s = time.monotonic()
-        try:
-            self._remote.read_verified(file, slot.memory, now_s + (job.end_s - now_s) / 2)
-        except (Unavailable, Corrupt) as error:
-            log.info("kvfs: a chunk comes another way: %s", error)
+    def _begin(self, part: _Part) -> None:
+        """Have those chunks of a part read that can be."""
+        job = part.job
+        wanted: list[tuple[ChunkLoad, Placed]] = []
+        for load, place in zip(part.loads, part.places, strict=True):
+            failure = self._refuse(job, load, place)
+            if failure is None and place is not None:
+                wanted.append((load, place))
+                continue
+            if place is not None:
+                place.release()
+            self._finish(job, load, failure)
+        if wanted:
+            loads, places = zip(*wanted, strict=True)
+            self._read(replace(part, loads=loads, places=places))
         else:
-            self._counters.add("loaded_remote_bytes", file.size_bytes)
+            self._go_on(job, part.after)
+
+    def _refuse(self, job: LoadJob, load: ChunkLoad, place: Placed | None) -> Failure | None:
+        if not job.is_wanted(load):
+            return Failure.CANCELLED
+        if place is None:
+            return Failure.MISSING
+        is_chunk = 0 < place.file.size_bytes <= self._slot_bytes
+        return None if is_chunk else Failure.FOREIGN
+
+    # Reading --------------------------------------------------------------------------------------
+    def _read(self, part: _Part) -> None:
+        job = part.job
+        chunks = [
+            WantedChunk(place.file.digest, place.file.size_bytes, place.tiers)
+            for place in part.places
+            if place is not None
+        ]
+        left_s = job.end_s - time.monotonic()
+        failure = Failure.LATE
+        try:
+            if left_s > 0:
+                reads = self._transfer.start(
+                    chunks,
+                    partial(self._landed, part),
+                    deadline_s=left_s,
+                    on_end=partial(self._read_ended, part),
+                )
+                job.add_reads(reads)
+                return
+        except QueueFull as error:
+            log.warning("kvfs: a load is given up: %s", error)
+            failure = Failure.BUSY
+        except Unavailable:  # closed meanwhile
+            failure = Failure.CANCELLED
+        self._release(part)
+        self._fail(job, part.loads, failure)
+        self._go_on(job, part.after)
+
+    def _landed(self, part: _Part, landed: Landed) -> None:
+        """A chunk is whole, in a slot. It is copied by the transfer's thread: another one would
+        have to wait for the interpreter first."""
+        job, load = part.job, part.loads[landed.chunk]
+        failure: Failure | None = Failure.INTERNAL
+        try:
+            self._go_on(job, part.after)
+            with self._copies:
+                failure = self._copy(job, load, landed)
+        finally:
+            landed.give_back()
+            self._finish(job, load, failure)
+
+    def _read_ended(self, part: _Part, end: JobEnd) -> None:
+        """All was got that is in any place that is known."""
+        self._release(part)
+        again: list[int] = []
+        for number in end.lost:
+            failure = self._reason(part, number, end)
+            if failure is None:
+                again.append(number)
+            else:
+                self._finish(part.job, part.loads[number], failure)
+        if again and not self._workers.start(self._bring, part, again):
+            self._fail(part.job, [part.loads[number] for number in again], Failure.CANCELLED)
+        self._go_on(part.job, part.after)
+
+    def _reason(self, part: _Part, number: int, end: JobEnd) -> Failure | None:
+        """Why a chunk was not read; None when the node may still bring it here."""
+        if end.ending is Ending.LATE:
+            return Failure.LATE
+        if end.ending is not Ending.DONE or not part.job.is_wanted(part.loads[number]):
+            return Failure.CANCELLED
+        place = part.places[number]
+        assert place is not None
+        if not place.is_here and not part.is_last:
             return None
-        path = self._shard.path(job.place, load.chunk)
-        opened = self._link.ask(lambda client: client.open([path]))
+        digest = place.file.digest.hex()
+        if place.is_short or end.why[number] is Outcome.CORRUPT:
+            log.warning("kvfs: a chunk is corrupt and is recomputed: %s", digest)
+            return Failure.CORRUPT
+        if end.why[number] is Outcome.FAILED:
+            log.warning("kvfs: cannot read chunk %s: %s", digest, place.error or "no tier gives it")
+            return Failure.IO_ERROR
+        return Failure.MISSING
+
+    def _bring(self, part: _Part, numbers: Sequence[int]) -> None:
+        """Have the node bring here what was got from no other place, and read that."""
+        loads = [part.loads[number] for number in numbers]
+        failure: Failure | None = Failure.INTERNAL
+        try:
+            failure = self._bring_here(part, numbers, loads)
+        finally:
+            if failure is not None:
+                self._fail(part.job, loads, failure)
+
+    def _bring_here(
+        self, part: _Part, numbers: Sequence[int], loads: Sequence[ChunkLoad]
+    ) -> Failure | None:
+        if not part.job.is_wanted(loads[0]):
+            return Failure.CANCELLED
+        paths = [self._shard.path(part.job.place, load.chunk) for load in loads]
+        opened = self._link.ask(lambda client: client.open(paths))
         if opened is None:
             return Failure.UNAVAILABLE
-        if opened[0] is None:
-            return Failure.MISSING
-        with opened[0] as local:
-            if (local.size_bytes, local.digest) != (file.size_bytes, file.digest):
-                return Failure.MISSING  # another file by now
-            return self._read(job, load, local, slot)
+        wanted = [part.places[number] for number in numbers]
+        places = [self._place_here(file, place) for file, place in zip(opened, wanted, strict=True)]
+        self._begin(_Part(part.job, loads, places, part.after, is_last=True))
+        return None
 
-    def _copy(
-        self, job: _Job, load: ChunkLoad, file: OpenFile | RemoteFile, slot: Slot
-    ) -> Failure | None:
+    def _place_here(self, file: OpenFile | None, wanted: Placed | None) -> Placed | None:
+        """A copy that is here by now; None where it is another file's."""
+        if file is None or wanted is None:
+            return None
+        if (file.size_bytes, file.digest) != (wanted.file.size_bytes, wanted.file.digest):
+            file.close()
+            return None
+        return self._places.place_here(file)
+
+    def _release(self, part: _Part) -> None:
+        for place in part.places:
+            if place is not None:
+                place.release()
+
+    # Copying --------------------------------------------------------------------------------------
+    def _copy(self, job: LoadJob, load: ChunkLoad, landed: Landed) -> Failure | None:
         """From a slot into blocks, if it is the right chunk."""
-        data = slot.memory[: file.size_bytes]
+        if not job.is_wanted(load):
+            return Failure.CANCELLED
+        size_bytes = len(landed.memory)
         wanted = self._shard.header(job.place, load.chunk, None)
         try:
-            begin = match_header(data, file.size_bytes, wanted)
+            begin = match_header(landed.memory, size_bytes, wanted)
         except Corrupt as error:
             log.warning("kvfs: a file is not the chunk that its name promises: %s", error)
             return Failure.FOREIGN
         if not job.enter(load):
             return Failure.CANCELLED
+        slot = landed.slot
+        assert isinstance(slot, Slot)
         try:
             self._copier.scatter(
                 self._shard.layouts[load.chunk.group],
                 load.block_ids,
                 load.rows,
                 self._shard.blocks(load.chunk.group),
-                slot.tensor[begin : file.size_bytes],
+                slot.tensor[begin:size_bytes],
                 job.after,
             )
         finally:
             job.leave()
-        self._counters.add("loaded_bytes", file.size_bytes)
+        self._counters.add("loaded_bytes", size_bytes)
         return None
 
-    def _fail(self, job: _Job, first: int, failure: Failure) -> None:
-        for load in job.request.chunks[first:]:
+    def _fail(self, job: LoadJob, loads: Sequence[ChunkLoad], failure: Failure) -> None:
+        for load in loads:
             self._finish(job, load, failure)
 
-    def _finish(self, job: _Job, load: ChunkLoad, failure: Failure | None) -> None:
+    def _finish(self, job: LoadJob, load: ChunkLoad, failure: Failure | None) -> None:
+        is_new, is_last = job.finish_chunk(load, failure)
+        if not is_new:
+            return
         if failure is None:
             self._counters.add("loaded_chunks")
         elif failure is not Failure.CANCELLED:
             self._counters.add(f"failed_loads.{failure}")
-        if job.finish_chunk(load, failure):
+        if is_last:
             self._ended.set()

@@ -7,7 +7,7 @@ without end.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import torch
 from kvfs.config import PAGE_BYTES
 from kvfs.errors import InvalidInput
 from kvfs.file_io import allocate
+from kvfs.transfer.words import Slot as PoolSlot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,11 @@ class StagingPool:
         whole = _pinned(count * slot_bytes) if pin else _pageable(count * slot_bytes)
         self._free = [_slot(whole, index * slot_bytes, slot_bytes) for index in range(count)]
         self._changed = threading.Condition()
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back, on any thread, when a slot that `slot` gave is free again."""
+        self._watchers.append(callback)
 
     @property
     def free(self) -> int:
@@ -52,7 +58,20 @@ class StagingPool:
             yield slot
         finally:
             if slot is not None:
-                self._release(slot)
+                self.give_back(slot)
+                for callback in self._watchers:
+                    callback()
+
+    def take_nowait(self) -> Slot | None:
+        """A slot until `give_back`, or None when none is free."""
+        with self._changed:
+            return self._free.pop() if self._free else None
+
+    def give_back(self, slot: Slot) -> None:
+        """Pairs with `take_nowait`."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify_all()
 
     def _acquire(self, deadline_s: float, spare: int) -> Slot | None:
         end_s = time.monotonic() + deadline_s
@@ -63,10 +82,33 @@ class StagingPool:
                     return None
             return self._free.pop()
 
-    def _release(self, slot: Slot) -> None:
-        with self._changed:
-            self._free.append(slot)
-            self._changed.notify_all()
+
+class StagingShare:
+    """What one user may take of a pool at most, so that the others always find some.
+    `kvfs.transfer.words.Pool`; thread-safe."""
+
+    def __init__(self, pool: StagingPool, count: int) -> None:
+        self.count = min(count, pool.count)
+        self.slot_bytes = pool.slot_bytes
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    def take_nowait(self) -> Slot | None:
+        """A slot until `give_back`, or None when there is none for this user."""
+        with self._lock:
+            if self._taken == self.count:
+                return None
+            slot = self._pool.take_nowait()
+            self._taken += slot is not None
+            return slot
+
+    def give_back(self, slot: PoolSlot, /) -> None:
+        """Pairs with `take_nowait`."""
+        assert isinstance(slot, Slot), "only its own"
+        with self._lock:
+            self._taken -= 1
+        self._pool.give_back(slot)
 
 
 def slots_for(staging_bytes: int | None, usual_bytes: int, slot_bytes: int, threads: int) -> int:

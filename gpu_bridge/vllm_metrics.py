@@ -35,6 +35,13 @@ _BY_REASON = {
     "dropped_saves": "Chunks that were not saved.",
     "failed_lookups": "Look-ups without an answer.",
 }
+_BY_SOURCE = {
+    "reads": "Reads of chunk files, whole or in parts, by the place that gave them.",
+    "read_bytes": "Bytes of chunk files, by the place that gave them.",
+    "hedges_won": "Reads that repeated a late one and came first.",
+    "hedges_lost": "Reads that repeated a late one and came second.",
+}
+_LABELS = dict.fromkeys(_BY_REASON, "reason") | dict.fromkeys(_BY_SOURCE, "source")
 _LOAD_SECONDS = "load_seconds"
 _LOAD_BUCKETS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30]
 _PREFIX = "vllm:kvfs_"
@@ -74,9 +81,11 @@ class KvfsStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there to
         if loads:
             line["median load (ms)"] = round(loads[len(loads) // 2] * 1e3, 1)
         for name, amount in sorted(sums.items()):
-            kind, _, reason = name.partition(".")
-            if reason:
-                line[f"{kind.replace('_', ' ')} ({reason.replace('_', ' ')})"] = int(amount)
+            kind, _, label = name.partition(".")
+            if kind in _BY_REASON:
+                line[f"{kind.replace('_', ' ')} ({label.replace('_', ' ')})"] = int(amount)
+            elif kind == "read_bytes":
+                line[f"MB from {label}"] = round(amount / 1e6, 1)
         return line
 
     def is_empty(self) -> bool:
@@ -88,7 +97,8 @@ def _empty() -> dict[str, Any]:
 
 
 class KvfsPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
-    """Counters `vllm:kvfs_*` with the engine's labels, failures also with a `reason`."""
+    """Counters `vllm:kvfs_*` with the engine's labels, failures also with a `reason`, reads with
+    their `source`."""
 
     def __init__(
         self,
@@ -103,9 +113,11 @@ class KvfsPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
             name: counter(f"{_PREFIX}{name}", documentation, labelnames=labelnames)
             for name, documentation in _COUNTERS.items()
         }
-        self._by_reason = {
-            name: counter(f"{_PREFIX}{name}", documentation, labelnames=[*labelnames, "reason"])
-            for name, documentation in _BY_REASON.items()
+        self._labelled = {
+            name: counter(
+                f"{_PREFIX}{name}", documentation, labelnames=[*labelnames, _LABELS[name]]
+            )
+            for name, documentation in (_BY_REASON | _BY_SOURCE).items()
         }
         self._load_seconds = histogram(
             f"{_PREFIX}{_LOAD_SECONDS}",
@@ -120,9 +132,9 @@ class KvfsPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
         for name, amount in transfer_stats_data["sums"].items():
-            kind, _, reason = name.partition(".")
-            if reason:
-                self._by_reason[kind].labels(*labels, reason).inc(amount)
+            kind, _, label = name.partition(".")
+            if label:
+                self._labelled[kind].labels(*labels, label).inc(amount)
             else:
                 self._counters[kind].labels(*labels).inc(amount)
         for seconds in transfer_stats_data[_LOAD_SECONDS]:

@@ -103,10 +103,7 @@ class Client:
             for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
                 found, descriptors = self._call("open", batch, is_use)
                 rest = iter(descriptors)
-                opened += [
-                    None if item is None else OpenFile(next(rest), item[0], item[1])
-                    for item in found
-                ]
+                opened += [None if item is None else OpenFile(next(rest), *item) for item in found]
         except BaseException:
             close_all(opened)
             raise
@@ -135,6 +132,12 @@ class Client:
     def tiers(self) -> ToldTiers:
         """The tiers of the node, for who reads from them itself; see `kvfs.tiers.opening`."""
         return unpack_tiers(self._call("tiers")[0])
+
+    def note_gone(self, gone: Sequence[tuple[int, bytes]]) -> None:
+        """Tell that tiers (their numbers) have blobs (their digests) no more, as they said when
+        they were read."""
+        for batch in _batches(gone, BATCH_ITEMS_MAX):
+            self._call("note_gone", list(map(list, batch)))
 
     def peer_tickets(
         self, node_id: bytes, ranges: Sequence[tuple[bytes, int, int]]

@@ -19,6 +19,7 @@ class OpenFile:
     fd: int
     size_bytes: int
     digest: bytes
+    directory: int = 0  # the number of the store's, in which it lies
 
     def close(self) -> None:
         os.close(self.fd)

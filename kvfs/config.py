@@ -194,6 +194,14 @@ REMOTE_NODES_MAX = 1024  # that a client keeps streams to
 REMOTE_STREAMS_MAX = 16  # to one node
 REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way
 
+# A process that reads from all places itself (`kvfs.reader`).
+READER_TICKET_S = 20.0  # how long a ticket that came unasked is used; its node forgets it later
+READER_TICKETS_KEPT_MAX = 4096  # of one node
+READER_TICKET_DEADLINE_S = 4.0  # for a word about another node, which may wait for its turn
+READER_TIER_OPEN_S = 2.0  # how long a chunk that only a tier has waits for that to be opened
+READER_TIER_AGAIN_S = 5.0  # until a tier that could not be opened is tried again
+READER_PEERS_MAX = 24  # nodes that are read at the same time, of the schedule's tiers
+
 # Health of a tier (`kvfs.health`).
 TIER_HEALTH_HALF_LIFE_S = 10.0  # in which what went wrong loses half its weight
 TIER_FAILURES_MAX = 3.0  # in a row, or that many and a share of all, and the tier is down

@@ -42,6 +42,9 @@ class MemoryNode:
         except Unavailable:
             return None
 
+    def beside(self, deadline_s: float) -> "MemoryNode":
+        return self
+
     def close(self) -> None:
         pass
 

@@ -35,7 +35,7 @@ def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
 
 
 async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    """Size and digest of each published file, whose descriptors go along."""
+    """Size, digest and directory of each published file, whose descriptors go along."""
     paths, is_use = arguments
     node = session.node
     found = node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
@@ -43,14 +43,17 @@ async def _open(session: Session, arguments: list[Any], descriptors: list[int]) 
     opened: list[list[Any] | None] = []
     used = []
     for inode in found:
-        if inode is None or not inode.is_published:
+        fd = None
+        if inode is not None and inode.is_published:
+            fd = node.contents.open_inode(inode)
+        if inode is None or fd is None:
             opened.append(None)
-        elif (fd := node.contents.open_inode(inode)) is not None:
-            descriptors.append(fd)
-            used.append(inode.ino)
-            opened.append([inode.size_bytes, inode.digest])
-        else:
-            opened.append(None)
+            continue
+        descriptors.append(fd)
+        used.append(inode.ino)
+        blob = node.meta.blobs([inode.digest])[0]
+        assert blob is not None, "it was opened just now"
+        opened.append([inode.size_bytes, inode.digest, blob.directory])
     if is_use:
         node.touch(used)
     return opened

@@ -51,11 +51,11 @@ Result = TypeVar("Result")
 
 
 class DirectoryTier(WritableTier):
-    """Blobs in a directory, which may have other users. It is made when it is missing."""
+    """Blobs in a directory, which may have other users."""
 
-    def __init__(self, config: TierConfig, node_id: str) -> None:
-        """Open it. `node_id`: of this node, unlike all others'. Raises `InvalidInput` for what
-        cannot be a tier, and `TierTrouble`."""
+    def __init__(self, config: TierConfig, node_id: str, *, must_exist: bool = False) -> None:
+        """Open it; it is made when it is missing, unless it `must_exist`. `node_id`: of this node,
+        unlike all others'. Raises `InvalidInput` for what cannot be a tier, and `TierTrouble`."""
         path = config.path
         assert path is not None
         super().__init__(config.name, config.kind, config.limits)
@@ -68,7 +68,7 @@ class DirectoryTier(WritableTier):
             self._threads = Threads(config.name, slots + TIER_STUCK_MAX)
         end_s = time.monotonic() + config.limits.write_deadline_s
         try:
-            self._apart(lambda: _settle(path, config.kind), end_s)
+            self._apart(lambda: (_find if must_exist else _settle)(path, config.kind), end_s)
         except OSError as error:
             raise InvalidInput(str(path), f"cannot be a tier: {error.strerror}") from error
 
@@ -298,6 +298,14 @@ def _age_s(item: os.DirEntry[str], now_s: float) -> float:
 
 
 # A tier's directory -------------------------------------------------------------------------------
+def _find(path: Path, kind: TierKind) -> None:
+    """Raise `InvalidInput` for a directory that is no tier, whatever could be made of it."""
+    mark = path / TIER_MARK
+    if not mark.exists():
+        raise InvalidInput(str(path), f"has no {TIER_MARK}; is it mounted here?")
+    _check_mark(mark)
+
+
 def _settle(path: Path, kind: TierKind) -> None:
     """Make a tier of a directory that is missing or empty; other nodes may do the same just now.
     Raises `InvalidInput` for any other that is none."""
