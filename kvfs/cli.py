@@ -318,6 +318,24 @@ def _config(arguments: Arguments) -> int:
     )
 
 
+def _replay(arguments: Arguments) -> int:
+    from kvfs.shell import replay
+    from kvfs.shell.progress import choose_progress
+
+    wishes = replay.Wishes(
+        trace=arguments.trace,
+        simulated=arguments.simulate,
+        config=arguments.config,
+        capacities=arguments.capacity,
+        block_bytes=arguments.block_bytes,
+        speed=arguments.speed,
+        limit=arguments.limit,
+        is_prepared=arguments.prepare,
+        is_removed=arguments.remove,
+    )
+    return replay.replay(wishes, sys.stdout, choose_progress(), is_json=arguments.json)
+
+
 COMMANDS: dict[str, Run] = {
     "mount": _mount,
     "umount": _umount,
@@ -326,6 +344,7 @@ COMMANDS: dict[str, Run] = {
     "init": _init,
     "doctor": _doctor,
     "config": _config,
+    "replay": _replay,
     "status": _with_session(_status),
     "ls": _with_session(_ls),
     "show": _with_session(_show),

@@ -258,6 +258,15 @@ SCHEDULE_READS_FIRST = 2  # of a tier at the same time, before anything was meas
 SCHEDULE_WINDOW_READS = 4  # for each slot, between two looks at how many there should be
 SCHEDULE_WINDOW_S = 0.05
 
+# `kvfs replay`.
+REPLAY_REQUESTS_MAX = 1_000_000
+REPLAY_REQUEST_BLOCKS_MAX = 65_536  # of one request: 32 million tokens
+REPLAY_LINE_BYTES_MAX = 2 * MIB
+REPLAY_BLOCK_BYTES = 64 * MIB  # 512 tokens of 128 KiB
+REPLAY_STAGING_BYTES = 512 * MIB  # that blocks are read into
+REPLAY_SLOTS_MIN = 8  # blocks that are read into it at the same time, however large
+REPLAY_DEADLINE_S = 600.0  # for the load of one request
+
 # What is brought here before it is asked for (`kvfs.prefetch`).
 PREFETCH_BLOBS_MAX = 8  # on their way at the same time
 PREFETCH_BYTES_MAX = 256 * MIB  # of them; one that is larger comes alone, and no guess does

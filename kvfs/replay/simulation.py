@@ -148,7 +148,7 @@ class Reader:
 
             world.at(world.now_ns + round(wait_s * S), give_up)
 
-    def run(self, loads: list[Load]) -> Result:
+    def run(self, loads: list[Load], *, limit_s: float = 3600.0) -> Result:
         world = self.world
         for job, load in enumerate(loads):
             event = JobAdded(job, load.chunks, load.priority, is_pooled=self.is_pooled)
@@ -158,6 +158,7 @@ class Reader:
             wake_ns=lambda: self.schedule.wake_ns,
             on_wake=lambda: self.tell(Tick()),
             until=lambda: len(self.ends_s) == len(loads),
+            limit_s=limit_s,
         )
         took_s = [self.ends_s[job] - load.at_s for job, load in enumerate(loads)]
         read_bytes = sum(tier.served_bytes for tier in world.tiers)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from kvfs import __version__
+from kvfs.config import REPLAY_BLOCK_BYTES
 
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # argparse has no public name for it
 
@@ -39,6 +40,13 @@ def _seconds(text: str) -> float:
 
 
 _seconds.__name__ = "number of seconds"
+
+
+def _factor(text: str) -> float:
+    return _seconds(text)
+
+
+_factor.__name__ = "number above 0"
 
 
 def _path(text: str) -> Path:
@@ -81,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(commands)
     _add_looking(commands)
     _add_changing(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -317,3 +326,52 @@ def _add_changing(commands: Commands) -> None:
             "give chunk files whose metadata was lost their names again",
         )
     )
+
+
+def _add_replay(commands: Commands) -> None:
+    parser = _add(
+        commands,
+        "replay",
+        "replay a trace of requests against a set of tiers",
+        "TRACE is in Mooncake's format: a JSON object a line with timestamp (ms), input_length,\n"
+        "output_length and hash_ids. Each request puts its blocks into all tiers; the next that\n"
+        "begins with them reads them. Exit code 1 when blocks could not be read.",
+    )
+    parser.add_argument("trace", type=_path, metavar="TRACE")
+    parser.add_argument(
+        "--simulate",
+        action="append",
+        default=[],
+        type=_some,
+        metavar="NAME:GB_PER_S[:LATENCY_MS]",
+        help="a tier on a virtual clock; repeat for more. Else the [[tiers]] of --config are read",
+    )
+    parser.add_argument(
+        "--config", type=_path, metavar="FILE", help="default: kvfs.toml in the default store"
+    )
+    parser.add_argument(
+        "--capacity",
+        action="append",
+        default=[],
+        type=_some,
+        metavar="NAME:SIZE",
+        help="what a tier keeps, least recently used out first; default: everything",
+    )
+    parser.add_argument(
+        "--block-bytes",
+        type=_some,
+        default=REPLAY_BLOCK_BYTES,
+        metavar="SIZE",
+        help="of one entry of hash_ids, 512 tokens; default: 64MiB",
+    )
+    parser.add_argument(
+        "--speed", type=_factor, default=1.0, metavar="X", help="requests come X times as fast"
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="the first N requests only")
+    parser.add_argument(
+        "--prepare", action="store_true", help="put blocks that are missing into the tiers first"
+    )
+    parser.add_argument(
+        "--remove", action="store_true", help="take the blocks out of the tiers at the end"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")

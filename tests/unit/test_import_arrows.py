@@ -22,6 +22,9 @@ PURE = {
     "kvfs.prefetch.machine",
     "kvfs.prefetch.successors",
     "kvfs.prefetch.words",
+    "kvfs.replay.plan",
+    "kvfs.replay.report",
+    "kvfs.replay.trace",
     "kvfs.schedule",  # a package whose head gives its words: see HEADS
     "kvfs.schedule.board",
     "kvfs.schedule.choice",
