@@ -306,6 +306,17 @@ class Client:
             copies += [[holders[number] for number in numbers] for numbers in answer[0]]
         return copies
 
+    def tiers_of(self, digests: Sequence[bytes]) -> list[list[str]] | None:
+        """The names of the tiers that have the bytes of each digest, as far as the node knows; None
+        when it has no tiers."""
+        names: list[list[str]] = []
+        for batch in _batches(digests, BATCH_ITEMS_MAX):
+            answer = self._call("tiers_of", batch)[0]
+            if answer is None:
+                return None
+            names += answer
+        return names
+
     def leave(self, *, begin: bool = True) -> dict[str, Any]:
         """Have the node leave its cluster, or only ask how far it is; see
         `kvfs.cluster.drain.Drain.describe`. Raises `InvalidInput` when it is in none."""

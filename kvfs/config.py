@@ -224,6 +224,32 @@ OBJECT_LIST_ITEMS = 1000  # names in one answer of an object store
 OBJECT_HEADS_MAX = 16  # objects asked for in one question at the same time
 OBJECT_CONNECT_S = 5.0
 
+# A node and its tiers (`kvfs.tiering`).
+TIER_RULES_MAX = 256
+TIERS_OPEN_WAIT_S = 2.0  # how long a start waits for its tiers to open; later ones join in then
+TIERS_OPEN_AGAIN_S = 5.0  # until a tier that could not be opened is tried again
+TIER_FETCHES_MAX = 16  # files that come from tiers at the same time
+TIER_FETCH_S = 30.0  # how long a file of usual size is waited for, and longer for a large one
+TIER_SLOW_BYTES_S = 10 * MIB  # who reads a large one more slowly is not waited for
+TIER_OPEN_TRIES = 3  # of a file that went back to tiers before it was opened
+TIER_CLOSE_S = 2.0  # for reads to end when a node does
+BEHIND_WAITING_MAX = 65_536  # blobs that are to be copied to tiers
+BEHIND_PUTS_MAX = 4  # copied at the same time
+BEHIND_SETTLE_S = 0.5  # after which a new file has the name that it will keep
+BEHIND_YIELD_S = 1.0  # how long a copy waits for reads to end
+BEHIND_AGAIN_S = 10.0  # until a copy that failed is tried again
+BEHIND_LOAD_STEP = 1000  # promises of before that are read in one go
+TIER_FULL_S = 30.0  # how long a tier that was full is not put to
+TIER_USES_MAX = 65_536  # files of which it is known that they were read, for rules of second use
+READS_SETTLE_S = 0.1  # after descriptors were handed out, their reader is taken to read
+DEMOTE_S = 20.0  # how long who needs room waits for last copies to reach a tier
+TIER_EVICTION_WINDOW = 256  # blobs of a tier of which the coldest go
+TIER_EVICTION_SHARE = 0.25  # of that window
+TIER_SCAN_S = 600.0  # between two looks at all that lies in a tier that others fill
+TIER_SCAN_PAUSE_S = 0.1  # between two parts of such a look
+TIER_METER_S = 1.0  # over which it is said how many bytes a tier gives and takes now
+TIER_LOOK_S = 10.0  # how old what is shown of a tier's room may be
+
 # Which tier reads what (`kvfs.schedule`).
 SCHEDULE_TIERS_MAX = 64
 SCHEDULE_JOBS_MAX = 4096
@@ -481,10 +507,20 @@ class TierConfig:
     limits: TierLimits
     path: Path | None = None
     min_free: int | Share | None = None  # of a directory's file system; None: as of a store's
+    max_bytes: int | None = None  # above it this node evicts from the tier; None: never
     fsync: bool = False
     url: str = ""
     endpoint: str = ""  # of a server other than the provider's own
     region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TierRule:
+    """To how many tiers files are copied whose paths from the root begin with `prefix`."""
+
+    prefix: bytes
+    copies: int  # `TIERS_MAX`: to all; 0: to none
+    second_use: bool = False  # only once they are read after they were stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +534,7 @@ class Config:
     mount: MountConfig = field(default_factory=MountConfig)
     cluster: ClusterConfig | None = None  # None: a node for itself
     tiers: tuple[TierConfig, ...] = ()
+    tier_rules: tuple[TierRule, ...] = ()  # the longest prefix counts; else to all tiers
 
     @property
     def home(self) -> Path:

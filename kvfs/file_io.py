@@ -139,6 +139,16 @@ def write_from(fd: int, memory: memoryview, at: int = 0) -> None:
         done += os.pwritev(fd, [memory[done:]], at + done)
 
 
+def map_file(fd: int, size_bytes: int) -> memoryview:
+    """The pages of a new file, made that long, with room for all of it on its disk. The memory
+    stays until the last view of it has gone. OSError passes."""
+    if size_bytes == 0:
+        return memoryview(b"")
+    os.ftruncate(fd, size_bytes)
+    os.posix_fallocate(fd, 0, size_bytes)
+    return memoryview(mmap.mmap(fd, size_bytes))
+
+
 def _set_direct(fd: int, wanted: bool) -> bool:
     """Switch O_DIRECT on an open descriptor; False where the file system has none."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)

@@ -32,7 +32,7 @@ from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
 from kvfs.peers.address import PORT_MAX, parse_address
 from kvfs.replicate import parse_rules
-from kvfs.tier_settings import check_places, parse_tiers
+from kvfs.tier_settings import check_places, parse_tier_rules, parse_tiers
 
 STORE_MARK = "store.json"  # version and id of a store
 PART_MARK = "part.json"  # in a directory that belongs to the store of another
@@ -257,7 +257,7 @@ def _parse_of(
 
 _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
-    "tiers",
+    "tiers", "tier_copies",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 _CLUSTER_KEYS = {
@@ -312,6 +312,7 @@ def parse_config(
         ),
         cluster=_parse_cluster(table["cluster"]) if "cluster" in table else None,
         tiers=tiers,
+        tier_rules=parse_tier_rules(table.get("tier_copies", [])),
     )
 
 

@@ -89,11 +89,9 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
-            async with _with_neighbours(node, engine, belonging):
+            async with _with_tiers(node), _with_neighbours(node, engine, belonging):
                 await nursery.start(serve_clients, node)
                 trust.served()
-                if config.tiers:
-                    log.warning("nodes of this version do not use [[tiers]] yet")
                 log.info("serving %s", config.home)
                 yield node
                 nursery.cancel_scope.cancel()
@@ -172,6 +170,18 @@ async def _wait_for_place(engine: LmdbEngine, home: Path) -> None:
         if trio.current_time() > end_s:
             raise Unavailable(TAKEN)
         await trio.sleep(CLUSTER_RENEW_S)
+
+
+@asynccontextmanager
+async def _with_tiers(node: Node) -> AsyncIterator[None]:
+    """Use the tiers of the configuration for the length of a `with` block, where there are some."""
+    if not node.config.tiers:
+        yield
+        return
+    from kvfs.tiering.tiering import Tiering  # numpy and threads that most nodes never need
+
+    async with Tiering(node).running():
+        yield
 
 
 @asynccontextmanager

@@ -15,8 +15,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,10 +26,10 @@ from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
-from kvfs.config import EVICTION_BATCH, FILES_MAX, Config, whole_pages
+from kvfs.config import EVICTION_BATCH, FILES_MAX, TIER_OPEN_TRIES, Config, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
-from kvfs.errors import NamespaceError, OutOfSpace
+from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.neighbours import Neighbours, Referral
 from kvfs.open_blobs import OpenBlobs
@@ -39,6 +40,9 @@ from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes
 from kvfs.uses import Uses
+
+if TYPE_CHECKING:
+    from kvfs.tiering.tiering import Tiering  # which is built on a node
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +91,14 @@ class Node:
         self.started_ns = now_ns()
         self.counters = Counters()
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
-        self.reclaim = Reclaim(directories, engine, self.space, self._release_spare, self._evict)
+        self.reclaim = Reclaim(
+            directories, engine, self.space, self._release_spare, self._evict, self._demote
+        )
         self.clients: set[object] = set()
         self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
         self.notices: list[str] = []  # and of what this start, or a join, found lost; a few
         self.neighbours: Neighbours | None = None
+        self.tiering: Tiering | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
@@ -114,7 +121,7 @@ class Node:
             self.counters,
             self._next_stamp,
             self._tell_published,
-            self._orphans.reap,
+            self._settle_published,
             self.open_blobs,
         )
         self.contents = Contents(
@@ -201,9 +208,17 @@ class Node:
             self.neighbours.refresh()
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
-        """Have the bytes of these files here, where another node has them."""
+        """Have the bytes of these files here, where a tier or another node has them. Tiers are
+        asked first; what nobody is known to have is looked for in those that others fill."""
+        if self.tiering is None and self.neighbours is None:
+            return
+        inodes = list(inodes)
+        if self.tiering is not None:
+            await self.tiering.bring(inodes)
         if self.neighbours is not None:
             await self.neighbours.bring(inodes)
+            if self.tiering is not None:
+                await self.tiering.search(inodes)
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """Where a client gets what is not here, by digest; for one ticket each, which is used up by
@@ -211,14 +226,16 @@ class Node:
         return {} if self.neighbours is None else await self.neighbours.refer(inodes)
 
     def stop_fetching(self) -> None:
-        """The node is about to end: what comes from other nodes is not waited for."""
+        """The node is about to end: what comes from tiers and other nodes is not waited for."""
+        if self.tiering is not None:
+            self.tiering.stop_fetching()
         if self.neighbours is not None:
             self.neighbours.stop_fetching()
 
     # Reading -------------------------------------------------------------------------------------
     async def open_content(self, ino: int) -> int:
         """A new read-only descriptor of a published file, for the caller to close; after all of it
-        was fetched, where only other nodes have it.
+        was fetched, where only tiers or other nodes have it.
 
         The first open of a blob since the node started reads it whole and checks its digest, as
         does one that finds its file changed.
@@ -227,17 +244,31 @@ class Node:
         """
         inode = self._published(ino)
         await self.bring([inode])
-        return await self._open_checked(inode, None)
+        return await self._open_brought(inode, None)
+
+    async def _open_brought(self, inode: Inode, reader: int | None) -> int:
+        """As `_open_checked`. What has left this node meanwhile, or turned out to have wrong bytes
+        here, comes once more where tiers have it."""
+        for _ in range(TIER_OPEN_TRIES):
+            try:
+                return await self._open_checked(inode, reader)
+            except (NamespaceError, Corrupt):
+                if self.tiering is None or not self.tiering.is_away(inode):
+                    raise
+            await self.bring([inode])
+        return await self._open_checked(inode, reader)
 
     async def begin_content(self, ino: int, reader: int | None = None) -> int | Arriving:
         """As `open_content`, but a large file that only other nodes have is still on its way."""
         inode = self._published(ino)
+        if self.tiering is not None:
+            await self.tiering.bring([inode])
         if self.neighbours is not None:
             arriving = await self.neighbours.begin(inode)
             if arriving is not None:
                 self.touch([ino], reader)
                 return arriving
-        return await self._open_checked(inode, reader)
+        return await self._open_brought(inode, reader)
 
     async def _open_checked(self, inode: Inode, reader: int | None) -> int:
         fd = await self.contents.open_checked(inode)
@@ -259,6 +290,8 @@ class Node:
     def touch(self, inos: Sequence[int], reader: int | None = None) -> None:
         """Note a use, the first as the most recent. `reader`: a number for who reads them."""
         self.uses.note(inos, self._next_stamp(len(inos)))
+        if self.tiering is not None:
+            self.tiering.used(inos)
         for callback in self._use_watchers:
             callback(inos, reader)
 
@@ -372,28 +405,38 @@ class Node:
         self.uses.forget(published.inode.ino)
         if self.neighbours is not None:
             self.neighbours.published(published.inode)
+        if self.tiering is not None:
+            self.tiering.published(published.inode)
         if published.parent:
             self.notify(published.parent, published.name, published.inode.ino)
         if published.replaced is not None:
             self.drop_orphan(published.replaced)
 
+    def _settle_published(self) -> None:
+        if self.tiering is not None:
+            self.tiering.settle()
+        self._orphans.reap()
+
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> int:
         """Remove every name of these files, as eviction does. Raises when their room stays taken,
-        with or without the names. What other nodes have as well keeps its names: how many do."""
+        with or without the names. What tiers or other nodes have as well keeps its names: how many
+        do."""
         asked = len(inos)
-        if self.neighbours is not None:
-            inos = self._keep_named(self.neighbours, inos)
+        if self.neighbours is not None or self.tiering is not None:
+            inos = self._keep_named(inos)
         for parent, name, inode in self.meta.unlink_all(inos, self.now_ns()):
             self.notify(parent, name, inode.ino)
         self._orphans.drop_now(inos)
         return asked - len(inos)
 
-    def _keep_named(self, neighbours: Neighbours, inos: Sequence[int]) -> list[int]:
-        """Give up this node's copies of what others have too; the files that are left."""
+    def _keep_named(self, inos: Sequence[int]) -> list[int]:
+        """Give up this node's copies of what is elsewhere too; the files that are left."""
         inodes = [inode for ino in inos if (inode := self.meta.inode(ino)) is not None]
         digests = [inode.digest for inode in inodes if inode.is_published]
-        given_up = set(neighbours.give_up(digests))
+        given_up = set() if self.tiering is None else set(self.tiering.give_up(digests))
+        if self.neighbours is not None:
+            given_up.update(self.neighbours.give_up([d for d in digests if d not in given_up]))
         for digest in given_up:
             self._checks.forget(digest)
         return [inode.ino for inode in inodes if inode.digest not in given_up]
@@ -404,21 +447,45 @@ class Node:
         self._releasers.append(callback)
 
     def _release_spare(self) -> None:
+        self.uses.write()  # before it is asked which was the last: all of them may go
         for callback in self._releasers:
             callback()
 
-    def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
-        """Take away the coldest files of a directory."""
+    async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
+        """Before files are taken away: have those that are in no other place put to a tier."""
+        if self.tiering is None:
+            return
+        plan = self._plan(index, short_bytes, until_ns)
+        inodes = [inode for ino in plan.evict if (inode := self.meta.inode(ino)) is not None]
+        digests = [inode.digest for inode in inodes]
+        elsewhere = self._elsewhere(digests)
+        await self.tiering.demote([digest for digest in digests if digest not in elsewhere])
+
+    def _plan(self, index: int, short_bytes: int, until_ns: int) -> evict.Decision:
         self.uses.write()
-        decision = evict.plan(
+        is_alone = self.neighbours is None and self.tiering is None
+        return evict.plan(
             self.meta,
             short_bytes,
             EVICTION_BATCH,
             directory=index,
             kept=self._held.keys(),
             until_ns=until_ns,
-            elsewhere=None if self.neighbours is None else self.neighbours.held_elsewhere,
+            elsewhere=None if is_alone else self._elsewhere,
         )
+
+    def _elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
+        """Those of the digests that tiers or other nodes have as well, as far as it is known."""
+        held = set() if self.tiering is None else self.tiering.held(digests)
+        if self.neighbours is not None:
+            rest = [digest for digest in digests if digest not in held]
+            others = self.neighbours.held_elsewhere(rest)
+            held.update(digest for digest in rest if digest in others)
+        return held
+
+    def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
+        """Take away the coldest files of a directory."""
+        decision = self._plan(index, short_bytes, until_ns)
         self.meta.restamp(decision.restamp)
         self.drop_files(decision.evict)
         self.counters.evicted_files += len(decision.evict)

@@ -7,7 +7,7 @@ descriptor of a file that was unlinked takes as long, and is done there as well.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -47,7 +47,8 @@ class Evicted:
 class Reclaim:
     """Room by eviction, for one node. `release_spare()` lets go of what was removed and is kept for
     a moment only; it is asked first. `evict(directory, bytes, until_ns)` takes names away, of those
-    last used until then, in one short step."""
+    last used until then, in one short step; `demote`, with the same words, comes before it and may
+    take its time to put last copies elsewhere."""
 
     def __init__(
         self,
@@ -56,12 +57,14 @@ class Reclaim:
         space: Space,
         release_spare: Callable[[], None],
         evict: Callable[[int, int, int], Evicted],
+        demote: Callable[[int, int, int], Awaitable[None]],
     ) -> None:
         self._directories = directories
         self._meta = engine
         self._space = space
         self._release_spare = release_spare
         self._evict = evict
+        self._demote = demote
         self._lock = trio.Lock()
         self._queue: list[_Refuse] = []
         self._is_removing = False
@@ -89,7 +92,9 @@ class Reclaim:
             if self._space.trash_bytes(index):
                 await self._wait_removed()
                 continue
-            evicted = self._evict(index, short_bytes + self._slack_bytes(index), until_ns)
+            wanted_bytes = short_bytes + self._slack_bytes(index)
+            await self._demote(index, wanted_bytes, until_ns)
+            evicted = self._evict(index, wanted_bytes, until_ns)
             has_evicted |= evicted.files > 0
             if not evicted.is_round_over:
                 await trio.lowlevel.checkpoint()

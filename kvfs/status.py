@@ -30,6 +30,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "missing": list(node.absent),
         "notices": list(node.notices),
         "cluster": None if node.neighbours is None else node.neighbours.describe(),
+        "tiering": None if node.tiering is None else node.tiering.describe(),
         "counters": asdict(node.counters),
     }
 

@@ -2,6 +2,7 @@
 
     .kvfs/status.json
     .kvfs/nodes                  in a cluster: the nodes that are there
+    .kvfs/tiers                  of a node with [[tiers]]: how each is, and what it does
     .kvfs/prefixes/<model>@<fingerprint>/<key>/<key of a chunk that continues it>/...
     each chunk: info.json, tokens (when the chunk stores them), text (when there is a tokenizer too)
 
@@ -45,6 +46,7 @@ class Kind(enum.Enum):
     ROOT = enum.auto()
     STATUS = enum.auto()
     NODES = enum.auto()
+    TIERS = enum.auto()
     PREFIXES = enum.auto()
     MODEL = enum.auto()
     CHUNK = enum.auto()
@@ -55,7 +57,7 @@ class Kind(enum.Enum):
 
 _FILES = {Kind.INFO: b"info.json", Kind.TOKENS: b"tokens", Kind.TEXT: b"text"}  # of a chunk
 _FILE_KINDS = {name: kind for kind, name in _FILES.items()}
-_IS_FILE = frozenset({Kind.STATUS, Kind.NODES, *_FILES})
+_IS_FILE = frozenset({Kind.STATUS, Kind.NODES, Kind.TIERS, *_FILES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ class View:
         kinds = {b"prefixes": Kind.PREFIXES, b"status.json": Kind.STATUS}
         if self._node.neighbours is not None:
             kinds[b"nodes"] = Kind.NODES
+        if self._node.tiering is not None:
+            kinds[b"tiers"] = Kind.TIERS
         return kinds
 
     def _find_file(self, parent: Place, kind: Kind) -> Place | None:
@@ -307,6 +311,9 @@ class View:
         if place.kind is Kind.NODES:
             neighbours = self._node.neighbours
             return _json({} if neighbours is None else neighbours.describe())
+        if place.kind is Kind.TIERS:
+            tiering = self._node.tiering
+            return _json({} if tiering is None else tiering.describe())
         if place.kind not in _FILES:
             raise NamespaceError(errno.EISDIR)
         chunk = self._chunk(place)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import trio
 import xxhash
 
-from kvfs.cluster.fetch import map_file, read_range
+from kvfs.cluster.fetch import read_range
 from kvfs.cluster.pieces import Pieces, Run, Want
 from kvfs.config import (
     CLUSTER_HOLDER_WAIT_S,
@@ -33,6 +33,7 @@ from kvfs.config import (
     MIB,
 )
 from kvfs.errors import Unavailable
+from kvfs.file_io import map_file
 from kvfs.peers.client import PeerClient
 
 _HASH_BYTES_MAX = 64 * MIB  # in one go

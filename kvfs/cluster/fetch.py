@@ -1,24 +1,12 @@
 """Bytes from another node into a file here. Blocks: for worker threads.
 
-They land in the file's own pages, without a copy in this process. Whoever waited for a call here
-may go before it returns: the memory stays until the last view of it has gone.
+They land in the file's own pages (`file_io.map_file`), without a copy in this process. Whoever
+waited for a call here may go before it returns: the memory stays until the last view of it has
+gone.
 """
-
-import mmap
-import os
 
 from kvfs.errors import Unavailable
 from kvfs.peers.client import PeerClient
-
-
-def map_file(fd: int, size_bytes: int) -> memoryview:
-    """The pages of a new file, made that long, with room for all of it on its disk. OSError
-    passes."""
-    if size_bytes == 0:
-        return memoryview(b"")
-    os.ftruncate(fd, size_bytes)
-    os.posix_fallocate(fd, 0, size_bytes)
-    return memoryview(mmap.mmap(fd, size_bytes))
 
 
 def read_range(

@@ -38,6 +38,14 @@ class TierLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobUse:
+    """How the files are used that hold a blob, here or elsewhere."""
+
+    used_ns: int  # the newest of them
+    is_pinned: bool  # one of them
+
+
+@dataclass(frozen=True, slots=True)
 class GivenUp:
     """A blob whose names live on without a copy here. `directory`: where the file lies that the
     caller takes away now, and then buries; None when it is doomed, or there is none."""
@@ -69,6 +77,10 @@ class TierRecords(Protocol):
 
     def tier_loads(self) -> dict[int, TierLoad]:
         """What is known to lie in each tier, by its number."""
+        ...
+
+    def uses_of(self, digests: Sequence[bytes]) -> list[BlobUse | None]:
+        """How each of these is used; None of what no file holds."""
         ...
 
     def give_up(self, digests: Sequence[bytes]) -> list[GivenUp]:

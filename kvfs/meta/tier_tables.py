@@ -2,7 +2,7 @@
 `kvfs.meta.tier_contract`, in transactions of an engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import TypeVar
 from kvfs.config import TIERS_MAX
 from kvfs.meta import content, records
 from kvfs.meta.batch import Batch
-from kvfs.meta.tier_contract import GivenUp, Holding, HoldingChange, TierLoad
+from kvfs.meta.tier_contract import BlobUse, GivenUp, Holding, HoldingChange, TierLoad
 from kvfs.meta.view import View
 
 _TIER_KEYS = b"tier\0"  # in the table of the state
@@ -32,6 +32,9 @@ class TierTables(ABC):
     @abstractmethod
     def _reading_own(self) -> AbstractContextManager[View]:
         """A transaction that only reads this node's own tables."""
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[View]: ...
 
     @abstractmethod
     def _write(self, change: Callable[[Batch], _Result]) -> _Result: ...
@@ -56,6 +59,14 @@ class TierTables(ABC):
     def tier_loads(self) -> dict[int, TierLoad]:
         with self._reading_own() as view:
             return {number: known.load for number, known in _known(view)}
+
+    def uses_of(self, digests: Sequence[bytes]) -> list[BlobUse | None]:
+        self.read_holders_ahead(digests)
+        with self._reading() as view:
+            return [_use_of(view, digest) for digest in digests]
+
+    def read_holders_ahead(self, digests: Iterable[bytes]) -> None:  # noqa: B027  (LMDB asks nobody)
+        """What holds these will be asked for: worth a word where each question is a round trip."""
 
     def give_up(self, digests: Sequence[bytes]) -> list[GivenUp]:
         return self._write(lambda batch: _give_up(batch, digests))
@@ -84,6 +95,13 @@ def _decode(digest: bytes, raw: bytes | None) -> Holding:
     assert raw is not None
     mask, size_bytes = records.decode_holding(raw)
     return Holding(digest, size_bytes, mask)
+
+
+def _use_of(view: View, digest: bytes) -> BlobUse | None:
+    inodes = [inode for inode in map(view.find, view.holders(digest)) if inode is not None]
+    if not inodes:
+        return None
+    return BlobUse(max(i.used_ns for i in inodes), any(i.pinned for i in inodes))
 
 
 def _note(batch: Batch, changes: Sequence[HoldingChange]) -> None:

@@ -40,6 +40,18 @@ async def _copies(session: Session, arguments: list[Any], descriptors: list[int]
     ]
 
 
+async def _tiers_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """For each digest the names of the tiers that hold it; None for a node without tiers."""
+    digests = checked_digests(arguments[0])
+    tiering = session.node.tiering
+    if tiering is None:
+        return None
+    names = {one.number: one.name for one in tiering.tiers}
+    return [
+        [names[number] for number in tiering.numbers_of(mask)] for mask in tiering.masks(digests)
+    ]
+
+
 async def _leave(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     neighbours = session.node.neighbours
     if neighbours is None:
@@ -52,5 +64,6 @@ OPERATIONS: Operations = {
     "hello": ((int,), _hello),
     "status": ((), _status),
     "copies": ((list,), _copies),
+    "tiers_of": ((list,), _tiers_of),
     "leave": ((bool,), _leave),
 }

@@ -55,7 +55,8 @@ async def _verify_one(node: Node, path: bytes) -> bool | str | None:
     if inode is None or not inode.is_published:
         return None
     if node.contents.directory_of(inode.digest) is None:
-        return None if node.neighbours is not None else "its directory is not there"
+        is_alone = node.neighbours is None and node.tiering is None
+        return "its directory is not there" if is_alone else None
     try:
         fd = node.contents.open_unchecked(inode)
         if fd is None:

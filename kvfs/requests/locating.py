@@ -64,13 +64,17 @@ def _located(
 
 def _numbers_of_tiers(node: Node, digests: Sequence[bytes]) -> Mapping[bytes, tuple[int, ...]]:
     """Of the tiers that hold each digest, as far as the node knows."""
-    return dict.fromkeys(digests, ())
+    tiering = node.tiering
+    if tiering is None:
+        return dict.fromkeys(digests, ())
+    masks = tiering.masks(digests)
+    return {digest: tiering.numbers_of(mask) for digest, mask in zip(digests, masks, strict=True)}
 
 
 async def _tiers(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     node = session.node
-    numbered = enumerate(sorted(node.config.tiers, key=lambda config: config.name))
-    return [node.started_ns, [pack_tier(number, config) for number, config in numbered]]
+    told = () if node.tiering is None else node.tiering.tiers
+    return [node.started_ns, [pack_tier(one.number, one.config) for one in told]]
 
 
 async def _peer_tickets(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvfs.chunk import DTYPE_BYTES, ChunkHeader, TensorSpec, payload_bytes
@@ -39,12 +40,27 @@ def show(session: Session, word: str) -> int:
     place = None
     if found.blob is not None and found.blob.directory < len(directories):
         place = directories[found.blob.directory].get("path")
-    holders = _find_holders(session.client, found)
+    places = Elsewhere(_find_holders(session.client, found), _find_tiers(session.client, found))
     if session.is_json:
-        write_json(session.out, _document(found, header, place, holders))
+        write_json(session.out, _document(found, header, place, places))
     else:
-        session.lines(_lines(session, found, header, place, holders))
+        session.lines(_lines(session, found, header, place, places))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The nodes and the tiers that have a file; None of what there is none of."""
+
+    holders: Sequence[Holder] | None
+    tiers: Sequence[str] | None  # by their names
+
+
+def _find_tiers(client: Client, found: FileFacts) -> list[str] | None:
+    if not found.inode.is_published:
+        return None
+    tiers = client.tiers_of([found.inode.digest])
+    return None if tiers is None else tiers[0]
 
 
 def _find_holders(client: Client, found: FileFacts) -> list[Holder] | None:
@@ -89,7 +105,7 @@ def _document(
     found: FileFacts,
     header: ChunkHeader | None,
     place: str | None,
-    holders: Sequence[Holder] | None,
+    elsewhere: Elsewhere,
 ) -> dict[str, Any]:
     blob, info = found.blob, found.chunk
     return {
@@ -102,7 +118,8 @@ def _document(
             "allocated_bytes": blob.allocated_bytes,
             "references": blob.references,
         },
-        "copies": holders and [_holder_document(holder) for holder in holders],
+        "copies": elsewhere.holders and [_holder_document(h) for h in elsewhere.holders],
+        "tiers": elsewhere.tiers,
         "same_bytes": ["/" + escape(path) for path in found.same_bytes],
         "chunk": info
         and {
@@ -147,7 +164,7 @@ def _lines(
     found: FileFacts,
     header: ChunkHeader | None,
     place: str | None,
-    holders: Sequence[Holder] | None,
+    elsewhere: Elsewhere,
 ) -> Iterator[str]:
     inode, blob, info = found.inode, found.blob, found.chunk
     pairs = [
@@ -168,9 +185,11 @@ def _lines(
         where = "a directory that is missing" if place is None else _blob_file(found, place)
         pairs.append(("blob", escape(os.fsencode(where))))
         pairs.append(("on disk", size_text(blob.allocated_bytes)))
-    elif holders is not None:
+    elif elsewhere.holders is not None or elsewhere.tiers is not None:
         pairs.append(("blob", "not on this node"))
-    pairs += [("copy", escape(os.fsencode(_holder_line(holder)))) for holder in holders or ()]
+    for holder in elsewhere.holders or ():
+        pairs.append(("copy", escape(os.fsencode(_holder_line(holder)))))
+    pairs += [("tier", name) for name in elsewhere.tiers or ()]
     for path in found.same_bytes[:SAME_BYTES_SHOWN]:
         pairs.append(("same bytes", "/" + escape(path)))
     if len(found.same_bytes) > SAME_BYTES_SHOWN:

@@ -37,6 +37,7 @@ from kvfs.shell.render import (
     time_text,
     write_json,
 )
+from kvfs.shell.tiers import tier_lines
 from kvfs.verify import Checked, Verdict, verify_files
 
 BATCH_FILES = 1000
@@ -200,6 +201,9 @@ def _status_lines(
         )
     yield ""
     yield from table(rows, right=(1, 2, 3, 4))
+    if tiering := found.get("tiering"):
+        yield ""
+        yield from tier_lines(tiering)
     yield from found.get("missing", ())  # a node of an earlier version does not say
     yield from found.get("notices", ())
     if models:

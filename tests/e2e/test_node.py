@@ -592,12 +592,15 @@ def kvfs(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_node_with_tiers_in_its_configuration_says_that_it_uses_none(
-    start_node, tmp_path: Path
-) -> None:
-    tier = f'[[tiers]]\nname = "scratch"\nkind = "shared"\npath = "{tmp_path}/tier"\n'
-    node = start_node(config=tier, allow="do not use .*tiers")
+def test_files_that_were_all_read_just_now_make_room_for_others(start_node) -> None:
+    node = start_node(config='max_bytes = "8MiB"\n')
     with Client(node.store) as client:
-        store_bytes(client, b"a", b"one")
-    assert "do not use [[tiers]] yet" in node.log.read_text()
-    assert not (tmp_path / "tier").exists()
+        paths = [b"f%d" % number for number in range(12)]
+        for number in range(7):
+            store_bytes(client, paths[number], bytes([number]) * MIB)
+        for file in client.open(paths[:7]):
+            if file is not None:
+                file.close()
+        for number in range(7, 12):
+            store_bytes(client, paths[number], bytes([number]) * MIB)
+        assert client.lookup(paths[7:]) == [MIB] * 5

@@ -54,6 +54,7 @@ PURE = {
     "kvfs.peers.address",
     "kvfs.peers.fields",
     "kvfs.peers.messages",
+    "kvfs.tiering.policy",
     "kvfs.tiers.counters",
     "kvfs.transfer.words",
     "mount.states",
@@ -97,7 +98,8 @@ HOMES = {
 
 HEADS = (  # of packages; but for one that is pure as a whole, they are empty
     "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.replay", "kvfs.requests",
-    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiers", "kvfs.transfer", "mount", "gpu_bridge",
+    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiering", "kvfs.tiers", "kvfs.transfer", "mount",
+    "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",

@@ -62,7 +62,11 @@ class Bench:
             self.space,
             lambda: [release() for release in self.spare] and None,
             self._evict,
+            self._demote,
         )
+
+    async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
+        """There is no other place."""
 
     def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
         self.evicted.append(short_bytes)

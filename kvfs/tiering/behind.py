@@ -1,0 +1,330 @@
+"""Copies to tiers behind every store: what was published here is promised in the metadata in the
+same step, and copied when nobody reads, also after a restart.
+
+The queue is bounded: what finds no room is not copied, which is counted; a last copy is copied all
+the same before it is evicted (`demote`). Equal digests are one entry. An entry whose tiers are away
+or full stays, and is tried again, but makes room for what is new.
+"""
+
+import logging
+import os
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import trio
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import (
+    BEHIND_AGAIN_S,
+    BEHIND_LOAD_STEP,
+    BEHIND_PUTS_MAX,
+    BEHIND_SETTLE_S,
+    BEHIND_WAITING_MAX,
+    BEHIND_YIELD_S,
+    COPIES_PATHS_MAX,
+    DEMOTE_S,
+    TIER_FULL_S,
+    TIER_USES_MAX,
+)
+from kvfs.errors import Corrupt, KvfsError, OutOfSpace, Unavailable
+from kvfs.meta.contract import Inode
+from kvfs.node import Node
+from kvfs.tiering.holdings import Holdings
+from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.policy import missing_tiers, rule_of, wanted_more
+from kvfs.tiering.reads import Reads
+from kvfs.tiering.room import Room
+from kvfs.tiers.contract import WritableTier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    order: int
+    due_s: float
+    digest: bytes
+
+
+class _Outcome(Enum):
+    DONE = auto()
+    FAILED = auto()  # the tier: another may take it
+    LOST = auto()  # the blob: there is nothing to copy
+
+
+class WriteBehind:
+    """In the node's thread."""
+
+    def __init__(self, node: Node, holdings: Holdings, reads: Reads, room: Room) -> None:
+        self._node = node
+        self._holdings = holdings
+        self._reads = reads
+        self._room = room
+        self._rules = node.config.tier_rules
+        self._has_second_use = any(rule.second_use for rule in self._rules)
+        self._new: deque[_Entry] = deque()  # both in the order in which they are due
+        self._put_off: deque[_Entry] = deque()
+        self._queued: set[bytes] = set()  # digests of both
+        self._order = 0
+        self._hurried = 0  # what was put off before this order is due
+        self._fresh: list[bytes] = []  # of the publication that is under way
+        self._read: OrderedDict[bytes, None] = OrderedDict()  # digests that were read since stored
+        self._under_way: dict[bytes, trio.Event] = {}
+        self._wake = trio.Event()
+        self._limiter = trio.CapacityLimiter(BEHIND_PUTS_MAX)
+        self.copied_files = 0
+        self.copied_bytes = 0
+        self.dropped_files = 0  # for which the queue had no room
+        self.demoted_files = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many blobs are to be copied."""
+        return len(self._queued) + len(self._under_way)
+
+    # What is to be copied -------------------------------------------------------------------------
+    def published(self, inode: Inode) -> None:
+        """A file has got its bytes here; `settle` follows in the same step."""
+        self._fresh.append(inode.digest)
+
+    def settle(self) -> None:
+        """Note what was published, in one transaction. Never raises: what was published is."""
+        fresh, self._fresh = self._fresh, []
+        self._enqueue(fresh)
+
+    def read(self, inos: Sequence[int]) -> None:
+        """Files were read after they were stored: rules may have waited for that."""
+        if not self._has_second_use:
+            return
+        inodes = map(self._node.meta.inode, inos)
+        digests = [i.digest for i in inodes if i is not None and i.is_published]
+        fresh = [digest for digest in digests if digest not in self._read]
+        self._read.update(dict.fromkeys(fresh))
+        while len(self._read) > TIER_USES_MAX:
+            self._read.popitem(last=False)
+        self._enqueue(
+            [d for d, mask in zip(fresh, self._holdings.masks(fresh), strict=True) if not mask]
+        )
+
+    def _enqueue(self, digests: Sequence[bytes]) -> None:
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self._queued]
+        room = self._make_room(len(new))
+        self.dropped_files += len(new) - room
+        new = new[:room]
+        if not new:
+            return
+        try:
+            self._node.meta.promise(new)
+        except KvfsError as error:  # it is copied all the same, if this node lives that long
+            log.warning("copies to tiers are not noted: %s", error)
+        for digest in new:
+            self._push(self._new, digest, BEHIND_SETTLE_S)
+
+    def _make_room(self, wanted: int) -> int:
+        """For how many of so many entries there is room, after others that could not be copied
+        before have gone for them."""
+        given_up: list[bytes] = []
+        while BEHIND_WAITING_MAX - self.waiting < wanted and self._put_off:
+            given_up.append(self._put_off.popleft().digest)
+            self._queued.discard(given_up[-1])
+        if given_up:
+            self.dropped_files += len(given_up)
+            self._fulfil(given_up)
+        return max(0, min(wanted, BEHIND_WAITING_MAX - self.waiting))
+
+    def _fulfil(self, digests: Sequence[bytes]) -> None:
+        try:
+            self._node.meta.fulfil(digests)
+        except KvfsError as error:  # the next start looks at them once more
+            log.warning("copies to tiers are not noted: %s", error)
+
+    def _push(self, queue: deque[_Entry], digest: bytes, delay_s: float) -> None:
+        self._order += 1
+        queue.append(_Entry(self._order, trio.current_time() + delay_s, digest))
+        self._queued.add(digest)
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """A tier has come: what was put off may be copied now."""
+        self._hurried = self._order
+        self._wake.set()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Background task: copy what was promised, by this run and by those before."""
+        task_status.started()
+        await self._load()
+        async with trio.open_nursery() as nursery:
+            for _ in range(BEHIND_PUTS_MAX):
+                nursery.start_soon(self._work_always)
+
+    async def _load(self) -> None:
+        after = b""
+        while promised := self._node.meta.promised(after, BEHIND_LOAD_STEP):
+            after = promised[-1]
+            for digest in promised:
+                if digest not in self._queued and self.waiting < BEHIND_WAITING_MAX:
+                    self._read[digest] = None  # or it would not have been promised
+                    self._push(self._new, digest, 0.0)
+            await trio.sleep(0)
+        while len(self._read) > TIER_USES_MAX:
+            self._read.popitem(last=False)
+
+    # Copying --------------------------------------------------------------------------------------
+    async def _work_always(self) -> None:
+        while True:
+            due_s = self._next_due_s()
+            if due_s > trio.current_time():
+                self._wake = trio.Event()
+                with trio.move_on_at(due_s):
+                    await self._wake.wait()
+                continue
+            await self._reads.wait_quiet(BEHIND_YIELD_S)
+            if (digest := self._take_due()) is not None:
+                await self._keep_promise(digest)
+
+    def _next_due_s(self) -> float:
+        return min(self._due_s(self._new), self._due_s(self._put_off))
+
+    def _due_s(self, queue: deque[_Entry]) -> float:
+        if not queue:
+            return float("inf")
+        return queue[0].due_s if queue[0].order > self._hurried else float("-inf")
+
+    def _take_due(self) -> bytes | None:
+        queue = min(self._new, self._put_off, key=self._due_s)
+        if self._due_s(queue) > trio.current_time():
+            return None
+        digest = queue.popleft().digest
+        self._queued.discard(digest)
+        return digest
+
+    async def _keep_promise(self, digest: bytes) -> None:
+        try:
+            is_kept = await self.copy(digest)
+        except KvfsError as error:
+            log.info("blob %s is not copied to tiers yet: %s", digest.hex(), error)
+            is_kept = False
+        except Exception:  # one copy must not end the node
+            log.exception("the copy of blob %s to tiers met a bug", digest.hex())
+            is_kept = True
+        if digest in self._queued:
+            return  # it was stored once more meanwhile
+        if is_kept:
+            self._fulfil([digest])
+        elif self.waiting < BEHIND_WAITING_MAX:
+            self._push(self._put_off, digest, BEHIND_AGAIN_S)
+        else:
+            self.dropped_files += 1
+            self._fulfil([digest])
+
+    async def copy(self, digest: bytes) -> bool:
+        """Have a blob on as many tiers as the rules say. False when it is not, and may be later."""
+        rule = rule_of(self._rules, self._paths(digest))
+        if rule.second_use and digest not in self._read:
+            return True
+        return await self._copy_to(digest, rule.copies)
+
+    async def demote(self, digests: Sequence[bytes]) -> None:
+        """Have each of these in some tier, but those that no rule lets be copied: they are the last
+        copies, and about to go."""
+        with trio.move_on_after(DEMOTE_S):
+            async with trio.open_nursery() as nursery:
+                for digest in digests:
+                    if rule_of(self._rules, self._paths(digest)).copies:
+                        nursery.start_soon(self._demote_one, digest)
+
+    async def _demote_one(self, digest: bytes) -> None:
+        try:
+            if await self._copy_to(digest, 1, DEMOTE_S):
+                self.demoted_files += 1
+        except KvfsError as error:
+            log.info("blob %s cannot be put to a tier: %s", digest.hex(), error)
+
+    def _paths(self, digest: bytes) -> list[bytes]:
+        held = self._node.meta.held_paths(digest, (0, 0, b""), COPIES_PATHS_MAX)
+        return [one.path for one in held]
+
+    async def _copy_to(self, digest: bytes, copies: int, deadline_s: float | None = None) -> bool:
+        while (other := self._under_way.get(digest)) is not None:
+            await other.wait()
+        done = self._under_way[digest] = trio.Event()
+        try:
+            return await self._copy_once(digest, copies, deadline_s)
+        finally:
+            del self._under_way[digest]
+            done.set()
+
+    async def _copy_once(self, digest: bytes, copies: int, deadline_s: float | None) -> bool:
+        (blob,) = self._node.meta.blobs([digest])
+        if blob is None:
+            return True  # it is not here any more: nothing can be copied, or need be
+        order = self._holdings.numbers
+        for number in missing_tiers(copies, order, *self._holdings.masks([digest])):
+            if not wanted_more(copies, order, *self._holdings.masks([digest])):
+                break
+            one = self._holdings.tier(number)
+            if not one.is_usable or one.full_until_s > trio.current_time():
+                continue
+            outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
+            if outcome is _Outcome.LOST:
+                return True
+        return not wanted_more(copies, order, *self._holdings.masks([digest]))
+
+    async def _put(
+        self, one: ConfiguredTier, digest: bytes, size_bytes: int, deadline_s: float | None
+    ) -> _Outcome:
+        if not await self._room.make(one, size_bytes):
+            one.full_until_s = trio.current_time() + TIER_FULL_S
+            return _Outcome.FAILED
+        contents = self._node.contents
+        directory, tier = contents.directory_of(digest), one.tier
+        if directory is None:
+            return _Outcome.LOST
+        if tier is None or digest in self._node.open_blobs:
+            return _Outcome.FAILED
+        try:
+            await trio.to_thread.run_sync(
+                _put_blob, tier, directory, digest, size_bytes, deadline_s,
+                limiter=self._limiter, abandon_on_cancel=True,
+            )  # fmt: skip
+        except Corrupt:
+            contents.quarantine(digest, "its bytes changed since they were stored")
+            return _Outcome.LOST
+        except FileNotFoundError:
+            fd = contents.open_blob(digest)  # which sees what has become of it
+            if fd is None:
+                return _Outcome.LOST
+            os.close(fd)
+            return _Outcome.FAILED
+        except OSError as error:
+            contents.note_unreadable(digest, error)
+            return _Outcome.FAILED
+        except OutOfSpace as error:
+            log.info("%s", error)
+            await self._room.note_full(one, size_bytes)
+            return _Outcome.FAILED
+        except Unavailable as error:
+            log.info("blob %s: %s", digest.hex(), error)
+            return _Outcome.FAILED
+        self._holdings.note_held(digest, size_bytes, one.number)
+        self.copied_files += 1
+        self.copied_bytes += size_bytes
+        return _Outcome.DONE
+
+
+def _put_blob(
+    tier: WritableTier,
+    directory: BlobDirectory,
+    digest: bytes,
+    size_bytes: int,
+    deadline_s: float | None,
+) -> None:
+    """In a worker thread, which may go on when nobody waits for it: so it has a descriptor of its
+    own."""
+    fd = directory.open_blob(digest)
+    try:
+        tier.put(digest, fd, size_bytes, deadline_s)
+    finally:
+        os.close(fd)

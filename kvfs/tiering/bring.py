@@ -1,0 +1,241 @@
+"""Bringing bytes here that only tiers have: read from all of them at once into a new file's own
+pages, checked, and kept as the copy here. Each blob is read once, however many want it; a read goes
+on when nobody waits for it any more."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from kvfs.config import (
+    CLUSTER_READ_S,
+    TIER_FETCH_S,
+    TIER_FETCHES_MAX,
+    TIER_SLOW_BYTES_S,
+    TierKind,
+)
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.file_io import map_file, write_from
+from kvfs.meta.contract import Inode
+from kvfs.meta.tier_contract import HoldingChange
+from kvfs.node import Node
+from kvfs.stage import Stage
+from kvfs.tiering.holdings import Holdings
+from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.reads import Reads
+from kvfs.transfer.job import Landed
+from kvfs.transfer.runner import Transfer
+from kvfs.transfer.words import JobEnd, WantedChunk
+
+log = logging.getLogger(__name__)
+_FILLED_BY_OTHERS = (TierKind.SHARED, TierKind.OBJECT)
+
+
+class Bringer:
+    """In the node's thread. `nowhere` hears of digests that no tier turned out to have."""
+
+    def __init__(
+        self,
+        node: Node,
+        holdings: Holdings,
+        reads: Reads,
+        transfer: Transfer,
+        nowhere: Callable[[bytes], None],
+    ) -> None:
+        self._node = node
+        self._holdings = holdings
+        self._reads = reads
+        self._transfer = transfer
+        self._nowhere = nowhere
+        self._under_way: dict[bytes, trio.Event] = {}
+        self._slots = trio.Semaphore(TIER_FETCHES_MAX)
+        self._nursery: trio.Nursery | None = None  # None: nothing is read (any more)
+        self._token = trio.lowlevel.current_trio_token()
+        self.brought_files = 0
+        self.brought_bytes = 0
+        self.failed_files = 0
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Background task: read what is asked for, until it is cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def stop(self) -> None:
+        """The node ends: nobody waits for a tier any more."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+            self._nursery = None
+
+    @property
+    def under_way(self) -> int:
+        """How many files are read now, or wait for that."""
+        return len(self._under_way)
+
+    async def bring(self, inodes: Iterable[Inode], priority: int = 0) -> None:
+        """Have the bytes of these files here, as far as tiers are known to have them."""
+        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
+        digests = list(wanted)
+        here = self._node.meta.blobs(digests)
+        masks = self._holdings.masks(digests)
+        missing = [
+            inode
+            for inode, blob, mask in zip(wanted.values(), here, masks, strict=True)
+            if blob is None and mask
+        ]
+        if not missing:
+            return
+        with self._reads.under_way():
+            async with trio.open_nursery() as nursery:
+                for inode in missing:
+                    nursery.start_soon(self._wait_for, inode, priority)
+
+    async def _wait_for(self, inode: Inode, priority: int) -> None:
+        ended = self._under_way.get(inode.digest)
+        if ended is None:
+            if self._nursery is None:
+                return
+            ended = self._under_way[inode.digest] = trio.Event()
+            self._nursery.start_soon(self._bring_one, inode, priority, ended)
+        with trio.move_on_after(_patience_s(inode.size_bytes)):
+            await ended.wait()
+
+    async def _bring_one(self, inode: Inode, priority: int, ended: trio.Event) -> None:
+        try:
+            async with self._slots:
+                await self._read_into_stage(inode, priority)
+        except* (KvfsError, OSError) as group:
+            self.failed_files += 1
+            log.warning("blob %s cannot be read from tiers: %s", inode.digest.hex(), _first(group))
+        except* Exception:  # one read must not end the node
+            log.exception("the read of blob %s from tiers met a bug", inode.digest.hex())
+        finally:
+            ended.set()
+            del self._under_way[inode.digest]
+
+    async def _read_into_stage(self, inode: Inode, priority: int) -> None:
+        digest, size_bytes = inode.digest, inode.size_bytes
+        tiers = self._numbers(digest)
+        if not tiers:
+            return
+        async with _staged(self._node, size_bytes) as stage:
+            if size_bytes:
+                memory = await trio.to_thread.run_sync(map_file, stage.fd, size_bytes)
+                wanted = WantedChunk(digest, size_bytes, tiers, memory)
+                landed = await self._read(wanted, priority)
+                if landed is None:
+                    self.failed_files += 1
+                    log.info("blob %s: no tier gives it", digest.hex())
+                    if not self._holdings.masks([digest])[0]:
+                        self._nowhere(digest)
+                    return
+                with landed:
+                    if not landed.is_in_place:
+                        await self._adopt_elsewhere(inode, landed)
+                        return
+            await self._adopt(stage, inode)
+
+    def _numbers(self, digest: bytes) -> tuple[int, ...]:
+        (mask,) = self._holdings.masks([digest])
+        numbers = [number for number in self._holdings.numbers if mask >> number & 1]
+        return tuple(n for n in numbers if self._holdings.tier(n).tier is not None)
+
+    async def _read(self, wanted: WantedChunk, priority: int) -> Landed | None:
+        """The chunk, once it is whole and right, for the caller to give back; None when no tier
+        gives it in time."""
+        ended = trio.Event()
+        found: list[Landed] = []
+
+        def tell_end(_: JobEnd) -> None:
+            try:
+                self._token.run_sync_soon(ended.set)
+            except trio.RunFinishedError:
+                log.debug("a read outlived its node")
+
+        job = self._transfer.start(
+            [wanted],
+            found.append,
+            deadline_s=_patience_s(wanted.size_bytes),
+            on_end=tell_end,
+            priority=priority,
+        )
+        try:
+            await ended.wait()
+        except BaseException:
+            job.cancel()
+            for landed in found:
+                landed.give_back()
+            raise
+        return found[0] if found else None
+
+    async def _adopt_elsewhere(self, inode: Inode, landed: Landed) -> None:
+        """A late read may still write to the first file's pages: the bytes go to another one."""
+        async with _staged(self._node, inode.size_bytes) as stage:
+            await trio.to_thread.run_sync(write_from, stage.fd, landed.memory)
+            await self._adopt(stage, inode)
+
+    async def _adopt(self, stage: Stage, inode: Inode) -> None:
+        node = self._node
+        await node.publisher.adopt_copy(stage, inode.digest, inode.size_bytes, node.meta.add_copy)
+        self.brought_files += 1
+        self.brought_bytes += inode.size_bytes
+
+    async def search(self, inodes: Iterable[Inode], tiers: Sequence[ConfiguredTier]) -> None:
+        """Ask tiers that others fill for files of which nobody is known to have the bytes, and have
+        them here."""
+        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
+        here = self._node.meta.blobs(list(wanted))
+        masks = self._holdings.masks(list(wanted))
+        lost = [d for d, b, m in zip(wanted, here, masks, strict=True) if b is None and not m]
+        if not lost:
+            return
+        async with trio.open_nursery() as nursery:
+            for one in tiers:
+                if one.is_usable and one.config.kind in _FILLED_BY_OTHERS:
+                    nursery.start_soon(self._ask, one, lost)
+        await self.bring(wanted[digest] for digest in lost)
+
+    async def _ask(self, one: ConfiguredTier, digests: Sequence[bytes]) -> None:
+        tier = one.tier
+        assert tier is not None
+        try:
+            sizes = await trio.to_thread.run_sync(
+                partial(tier.has, digests, CLUSTER_READ_S), abandon_on_cancel=True
+            )
+        except Unavailable as error:
+            log.info("tier %s does not say what it has: %s", one.name, error)
+            return
+        self._holdings.note(
+            [
+                HoldingChange(digest, size, gained=1 << one.number)
+                for digest, size in zip(digests, sizes, strict=True)
+                if size is not None
+            ]
+        )
+
+
+@asynccontextmanager
+async def _staged(node: Node, size_bytes: int) -> AsyncIterator[Stage]:
+    """A stage with room for a size, which is gone at the end unless it was used up."""
+    stage = node.stage(size_bytes)
+    try:
+        await node.reserve(stage, size_bytes)
+        yield stage
+    finally:
+        if stage.is_open:
+            node.discard(stage)
+        else:
+            node.reclaim.close(stage.fd)
+
+
+def _patience_s(size_bytes: int) -> float:
+    return TIER_FETCH_S + size_bytes / TIER_SLOW_BYTES_S
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

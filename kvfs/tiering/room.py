@@ -1,0 +1,140 @@
+"""Room in tiers. A tier with `max_bytes` holds no more, as far as this node knows what lies there;
+a local one that is full makes room as well. What leaves is the coldest of a part of what lies
+there, the next part each time: no order of all is kept (`policy.plan_removal`).
+
+What leaves is first taken from the books, so that no local copy is given up for the sake of one
+that goes.
+"""
+
+import logging
+from collections.abc import Callable, Container, Sequence
+
+import trio
+
+from kvfs.config import (
+    TIER_EVICTION_SHARE,
+    TIER_EVICTION_WINDOW,
+    TIER_FULL_S,
+    TierKind,
+)
+from kvfs.errors import Unavailable
+from kvfs.meta.contract import MetaEngine
+from kvfs.meta.tier_contract import Holding, TierLoad
+from kvfs.tiering.holdings import Holdings
+from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.policy import Resident, plan_removal
+
+log = logging.getLogger(__name__)
+_REMOVED_AT_ONCE = 4
+_WINDOWS_MAX = 64  # looked at for one blob
+_OWN_KINDS = (TierKind.MEMORY, TierKind.NVME)  # that are full by what this node put there
+
+
+class Room:
+    """In the node's thread. `elsewhere` tells which digests other nodes have; `gone` hears of each
+    digest that left a tier."""
+
+    def __init__(
+        self,
+        engine: MetaEngine,
+        holdings: Holdings,
+        elsewhere: Callable[[Sequence[bytes]], Container[bytes]],
+        gone: Callable[[bytes], None],
+    ) -> None:
+        self._meta = engine
+        self._holdings = holdings
+        self._elsewhere = elsewhere
+        self._gone = gone
+        self._after: dict[int, bytes] = {}  # of each tier: where the next window begins
+        self._locks: dict[int, trio.Lock] = {}
+        self._limiter = trio.CapacityLimiter(_REMOVED_AT_ONCE)
+        self.evicted_blobs = 0
+        self.evicted_bytes = 0
+
+    async def make(self, one: ConfiguredTier, size_bytes: int) -> bool:
+        """Whether a tier may hold so many bytes more, after what is cold there has gone."""
+        limit_bytes = one.config.max_bytes
+        if limit_bytes is None:
+            return True
+        if size_bytes > limit_bytes:
+            return False
+        async with self._locks.setdefault(one.number, trio.Lock()):
+            return await self._remove(one, lambda: self._load(one) + size_bytes - limit_bytes)
+
+    async def note_full(self, one: ConfiguredTier, size_bytes: int) -> None:
+        """A tier had no room for so many bytes. A local one gets some; others are let alone for a
+        while, since others fill them."""
+        if one.config.kind not in _OWN_KINDS:
+            one.full_until_s = trio.current_time() + TIER_FULL_S
+            return
+        async with self._locks.setdefault(one.number, trio.Lock()):
+            wanted_bytes = self._load(one) - size_bytes
+            if not await self._remove(one, lambda: self._load(one) - wanted_bytes):
+                one.full_until_s = trio.current_time() + TIER_FULL_S
+
+    def _load(self, one: ConfiguredTier) -> int:
+        return self._meta.tier_loads().get(one.number, TierLoad()).size_bytes
+
+    async def _remove(self, one: ConfiguredTier, short_bytes: Callable[[], int]) -> bool:
+        """Remove until nothing is short; False when that does not come to an end."""
+        for _ in range(_WINDOWS_MAX):
+            need_bytes = short_bytes()
+            if need_bytes <= 0:
+                return True
+            if not one.is_usable:
+                return False
+            window = self._next_window(one.number)
+            if not window and not self._after.get(one.number):
+                return False  # nothing lies there
+            chosen = plan_removal(
+                self._residents(one.number, window), need_bytes, TIER_EVICTION_SHARE
+            )
+            await self._take_away(one, chosen)
+            await trio.lowlevel.checkpoint()
+        return short_bytes() <= 0
+
+    def _next_window(self, number: int) -> list[Holding]:
+        after = self._after.get(number, b"")
+        page = self._meta.holdings(after, TIER_EVICTION_WINDOW)
+        self._after[number] = page[-1].digest if len(page) == TIER_EVICTION_WINDOW else b""
+        return [holding for holding in page if holding.mask >> number & 1]
+
+    def _residents(self, number: int, window: Sequence[Holding]) -> list[Resident]:
+        digests = [holding.digest for holding in window]
+        here = self._meta.blobs(digests)
+        elsewhere = self._elsewhere(digests)
+        others = self._holdings.all_mask & ~(1 << number)
+        return [
+            Resident(
+                holding.digest,
+                holding.size_bytes,
+                None if use is None else use.used_ns,
+                is_last=blob is None
+                and not holding.mask & others
+                and holding.digest not in elsewhere,
+                is_pinned=use is not None and use.is_pinned,
+            )
+            for holding, use, blob in zip(window, self._meta.uses_of(digests), here, strict=True)
+        ]
+
+    async def _take_away(self, one: ConfiguredTier, chosen: Sequence[Resident]) -> None:
+        for resident in chosen:
+            self._holdings.note_lost(resident.digest, one.number)
+        async with trio.open_nursery() as nursery:
+            for resident in chosen:
+                nursery.start_soon(self._take_one_away, one, resident)
+
+    async def _take_one_away(self, one: ConfiguredTier, resident: Resident) -> None:
+        tier = one.tier
+        try:
+            if tier is not None:
+                await trio.to_thread.run_sync(
+                    tier.remove, resident.digest, limiter=self._limiter, abandon_on_cancel=True
+                )
+        except Unavailable as error:
+            log.info("blob %s stays in tier %s: %s", resident.digest.hex(), one.name, error)
+            self._holdings.note_held(resident.digest, resident.size_bytes, one.number)
+            return
+        self.evicted_blobs += 1
+        self.evicted_bytes += resident.size_bytes
+        self._gone(resident.digest)

@@ -1,0 +1,281 @@
+"""Nodes that use their tiers: copies behind stores, names without local copies, room, restarts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
+from kvfs.config import MIB
+from kvfs.digest import digest_of
+from scripts.redis_rig import redis_server
+from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server
+from tests.conftest import StartMount, StartNode
+from tests.processes import wait_until
+
+STORE = 'max_bytes = "24MiB"\n'
+
+
+def data_of(number: int, size_bytes: int = MIB) -> bytes:
+    return number.to_bytes(4, "little") * (size_bytes // 4)
+
+
+def store(client: Client, files: dict[bytes, bytes]) -> None:
+    for path, data in files.items():
+        (staged,) = client.stage([len(data)])
+        with open(staged.fd, "wb") as file:
+            file.write(data)
+        client.publish([StagedFile(staged.token, path, digest_of(data), len(data))])
+
+
+def load(client: Client, path: bytes) -> bytes | None:
+    (file,) = client.open([path])
+    if file is None:
+        return None
+    with file:
+        return os.pread(file.fd, file.size_bytes + 1, 0)
+
+
+def tier(name: str, path: Path, kind: str = "shared", more: str = "") -> str:
+    return f'[[tiers]]\nname = "{name}"\nkind = "{kind}"\npath = "{path}"\n{more}'
+
+
+def files_in(path: Path) -> set[str]:
+    return {file.name for file in (path / "blobs").rglob("*") if file.is_file()}
+
+
+def names_of(numbers: Sequence[int]) -> set[str]:
+    return {digest_of(data_of(number)).hex() for number in numbers}
+
+
+def tiering_of(client: Client) -> dict[str, dict[str, object]]:
+    tiering: dict[str, dict[str, object]] = client.status()["tiering"]
+    return tiering
+
+
+def wait_copied(client: Client) -> None:
+    wait_until(lambda: tiering_of(client)["behind"]["waiting"] == 0)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    if not PYTHON.exists():
+        pytest.skip("needs .envs/s3: scripts/setup --s3")
+    for key, value in CREDENTIALS.items():
+        monkeypatch.setenv(key, value)
+    server = S3Server(tmp_path / "s3.log")
+    yield server
+    server.close()
+
+
+def test_a_mount_holds_more_than_its_store_and_reads_all_of_it_back(
+    start_mount: StartMount, tmp_path: Path, s3: S3Server
+) -> None:
+    bucket = (
+        f'[[tiers]]\nname = "bucket"\nkind = "object"\nurl = "s3://{BUCKET}/x"\n'
+        f'endpoint = "http://127.0.0.1:{s3.port}"\n'
+    )
+    config = STORE + tier("scratch", tmp_path / "tier") + bucket
+    expected = {f"f{n:02}": data_of(n) for n in range(40)}
+    mount = start_mount(config=config)
+    for name, data in expected.items():
+        (mount.mountpoint / name).write_bytes(data)
+    for start in range(2):
+        for name, data in expected.items():
+            assert (mount.mountpoint / name).read_bytes() == data, (start, name)
+        shown = json.loads((mount.mountpoint / ".kvfs" / "tiers").read_text())
+        assert [one["name"] for one in shown["tiers"]] == ["scratch", "bucket"]
+        assert shown["reading"]["brought_files"] >= 16
+        if start == 0:
+            with Client(mount.store) as client:
+                wait_copied(client)
+            assert files_in(tmp_path / "tier") == names_of(range(40))
+            mount.stop()
+            mount = start_mount(config=config)
+    status = json.loads((mount.mountpoint / ".kvfs" / "status.json").read_text())
+    assert status["used_bytes"] <= 24 * MIB
+    assert sum(one["read_share"] for one in status["tiering"]["tiers"]) == pytest.approx(1)
+
+
+def test_what_was_promised_is_copied_after_a_kill(start_node: StartNode, tmp_path: Path) -> None:
+    rest = tmp_path / "away"
+    config = tier("scratch", tmp_path / "tier")
+    node = start_node(config=config)
+    with Client(node.store) as client:
+        store(client, {b"f0": data_of(0)})
+        wait_copied(client)
+    os.rename(tmp_path / "tier", rest)  # so that nothing more can be copied
+    with Client(node.store) as client:
+        store(client, {b"f%d" % n: data_of(n) for n in range(1, 9)})
+    node.kill()
+    os.rename(rest, tmp_path / "tier")
+    assert files_in(tmp_path / "tier") == names_of([0])
+    node = start_node(config=config)
+    with Client(node.store) as client:
+        wait_until(lambda: files_in(tmp_path / "tier") == names_of(range(9)))
+        wait_copied(client)
+        assert tiering_of(client)["tiers"][0]["blobs"] == 9  # type: ignore[index]
+
+
+def test_kills_in_the_middle_of_copies_and_demotions_leave_nothing_partial(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    config = STORE + tier("scratch", tmp_path / "tier")
+    stored: dict[bytes, bytes] = {}
+    for run in range(3):
+        node = start_node(config=config)
+        with Client(node.store) as client:
+            for n in range(run * 30, run * 30 + 30):
+                store(client, {b"f%d" % n: data_of(n)})
+                stored[b"f%d" % n] = data_of(n)
+        node.kill()  # copies and demotions are under way
+    for name in files_in(tmp_path / "tier"):
+        file = tmp_path / "tier" / "blobs" / name[:2] / name[2:4] / name
+        assert digest_of(file.read_bytes()).hex() == name
+    node = start_node(config=config)
+    with Client(node.store) as client:
+        for path, data in stored.items():
+            assert load(client, path) == data
+        wait_copied(client)
+        assert files_in(tmp_path / "tier") == names_of(range(90))
+        assert client.gc()["orphan_blobs"] == 0
+
+
+def test_rules_say_what_is_copied(start_node: StartNode, tmp_path: Path) -> None:
+    rules = (
+        '[[tier_copies]]\nprefix = "never/"\ncopies = "never"\n'
+        '[[tier_copies]]\nprefix = "one/"\ncopies = 1\n'
+        '[[tier_copies]]\nprefix = "read/"\nsecond_use = true\n'
+    )
+    config = rules + tier("a", tmp_path / "a") + tier("b", tmp_path / "b")
+    node = start_node(config=config)
+    paths = [b"never/0", b"one/1", b"read/2", b"read/3", b"all/4"]
+    with Client(node.store) as client:
+        store(client, {path: data_of(n) for n, path in enumerate(paths)})
+        wait_copied(client)
+        assert files_in(tmp_path / "a") == names_of([1, 4])
+        assert files_in(tmp_path / "b") == names_of([4])
+        assert load(client, b"read/3") == data_of(3)
+        wait_until(lambda: files_in(tmp_path / "b") == names_of([3, 4]))
+        wait_copied(client)
+        assert files_in(tmp_path / "a") == names_of([1, 3, 4])
+        assert client.tiers_of([digest_of(data_of(n)) for n in (4, 1, 0)]) == [
+            ["a", "b"], ["a"], [],
+        ]  # fmt: skip
+
+
+def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    config = STORE + tier("disk", tmp_path / "tier", "nvme", 'max_bytes = "16MiB"\n')
+    node = start_node(config=config)
+    with Client(node.store) as client:
+        for n in range(80):
+            store(client, {b"f%d" % n: data_of(n)})
+        wait_copied(client)
+        assert len(files_in(tmp_path / "tier")) <= 16
+        assert tiering_of(client)["tiers"][0]["size_bytes"] <= 16 * MIB  # type: ignore[index]
+        there = [n for n in range(80) if client.stat(b"f%d" % n) is not None]
+        assert 24 < len(there) <= 40  # what store and tier have room for
+        for n in there:
+            assert load(client, b"f%d" % n) in (data_of(n), None)  # None: it went meanwhile
+
+
+def test_bytes_that_vanished_or_are_wrong_everywhere_are_a_clean_miss(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    config = STORE + tier("scratch", tmp_path / "tier")
+    node = start_node(config=config, allow="wrong bytes|corrupt|digest")
+    with Client(node.store) as client:
+        store(client, {b"f%d" % n: data_of(n) for n in range(3)})
+        wait_copied(client)
+        assert client.evict_copies([b"f0", b"f1", b"f2"]) == (3, 3)
+        gone, bad, _ = (digest_of(data_of(n)).hex() for n in range(3))
+        blobs = tmp_path / "tier" / "blobs"
+        (blobs / gone[:2] / gone[2:4] / gone).unlink()
+        (blobs / bad[:2] / bad[2:4] / bad).write_bytes(data_of(7))
+        assert [load(client, b"f%d" % n) for n in range(3)] == [None, None, data_of(2)]
+        wait_until(lambda: client.lookup([b"f0", b"f1", b"f2"]) == [None, None, MIB])
+
+
+def test_a_local_copy_with_wrong_bytes_is_replaced_from_a_tier(
+    start_mount: StartMount, tmp_path: Path
+) -> None:
+    config = STORE + tier("scratch", tmp_path / "tier")
+    mount = start_mount(config=config, allow="quarantined")
+    (mount.mountpoint / "f").write_bytes(data_of(1))
+    with Client(mount.store) as client:
+        wait_copied(client)
+    mount.stop()
+    name = digest_of(data_of(1)).hex()
+    blob = mount.store / "blobs" / name[:2] / name[2:4] / name
+    shutil.copy(blob, tmp_path / "other")
+    blob.chmod(0o600)
+    blob.write_bytes(data_of(2))
+    mount = start_mount(config=config, allow="quarantined")
+    assert (mount.mountpoint / "f").read_bytes() == data_of(1)
+
+
+def test_a_tier_that_cannot_be_opened_stops_nothing_and_joins_in_later(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    (tmp_path / "tier").write_bytes(b"no directory")
+    node = start_node(config=tier("scratch", tmp_path / "tier"), allow="scratch cannot be opened")
+    with Client(node.store) as client:
+        store(client, {b"f": data_of(1)})
+        shown = tiering_of(client)["tiers"][0]  # type: ignore[index]
+        assert not shown["is_open"] and shown["trouble"]
+        (tmp_path / "tier").unlink()
+        wait_until(lambda: bool(tiering_of(client)["tiers"][0]["is_open"]))  # type: ignore[index]
+        wait_until(lambda: files_in(tmp_path / "tier") == names_of([1]))
+
+
+def test_nodes_of_a_cluster_share_what_only_a_tier_has(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        cluster = f'[cluster]\nmetadata = "{server.url}"\n'
+        config = STORE + tier("scratch", tmp_path / "tier") + cluster
+        a, b = (start_node(tmp_path / name, config=config) for name in "ab")
+        with Client(a.store) as one, Client(b.store) as two:
+            store(one, {b"f%d" % n: data_of(n) for n in range(3)})
+            wait_copied(one)
+            assert one.evict_copies([b"f0", b"f1"]) == (2, 2)
+            assert one.blobs([digest_of(data_of(0))]) == [None]
+            assert [load(two, b"f%d" % n) for n in range(2)] == [data_of(0), data_of(1)]
+            assert load(one, b"f0") == data_of(0)
+            assert tiering_of(one)["reading"]["brought_files"] == 1  # tiers before peers
+            assert two.evict_copies([b"f0", b"f1"]) == (2, 2)
+            for n in range(3, 50):  # f2 leaves a, which has it last but for the tier
+                store(one, {b"f%d" % n: data_of(n)})
+            assert [load(two, b"f%d" % n) for n in range(50)] == [data_of(n) for n in range(50)]
+        for node in (a, b):  # while there is a server
+            assert node.stop() == 0
+
+
+def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
+    node = start_node(config=STORE + tier("scratch", tmp_path / "tier"))
+    with Client(node.store) as client:
+        store(client, {b"f": data_of(1)})
+        wait_copied(client)
+        client.evict_copies([b"f"])
+    environment = {**os.environ, "COLUMNS": "200"}
+
+    def kvfs(*words: str) -> str:
+        command = [sys.executable, "-m", "kvfs", *words, "--store", str(node.store)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, env=environment
+        )
+        return done.stdout
+
+    status = kvfs("status")
+    assert "scratch" in status and "1 of 1 MiB" in status and "0 waiting" in status, status
+    shown = kvfs("show", "/f")
+    assert "not on this node" in shown and "scratch" in shown
+    assert json.loads(kvfs("show", "/f", "--json"))["tiers"] == ["scratch"]
