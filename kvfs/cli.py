@@ -211,6 +211,12 @@ def _change(session: "Session", arguments: Arguments) -> int:
     return views.change(session, arguments.command)
 
 
+def _warm(session: "Session", arguments: Arguments) -> int:
+    from kvfs.shell import warm
+
+    return warm.warm(session)
+
+
 def _gc(session: "Session", arguments: Arguments) -> int:
     from kvfs.shell import views
 
@@ -354,6 +360,7 @@ COMMANDS: dict[str, Run] = {
     "pin": _with_session(_change),
     "unpin": _with_session(_change),
     "evict": _with_session(_change),
+    "warm": _with_session(_warm),
     "verify": _with_session(_verify),
     "gc": _with_session(_gc),
     "rebuild": _with_session(_rebuild),

@@ -25,6 +25,7 @@ from kvfs.config import (
     DESCRIPTORS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
     STAGES_PER_CLIENT_MAX,
+    WARM_WINDOW_FILES,
 )
 from kvfs.errors import KvfsError, NamespaceError
 from kvfs.located import (
@@ -38,6 +39,7 @@ from kvfs.located import (
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Entry, Inode
 from kvfs.names import ChunkKeys
 from kvfs.replicate import Holder
+from kvfs.warm import Warmth
 from kvfs.wire import (
     pack_chunk_keys,
     pack_record,
@@ -269,6 +271,15 @@ class Client:
         answers = [self._call("evict_copies", b)[0] for b in _path_batches(paths)]
         return sum(answer[0] for answer in answers), sum(answer[1] for answer in answers)
 
+    def warm(self, paths: Sequence[bytes]) -> list[Warmth]:
+        """Have the bytes of files come to this node, and say how near each is after a moment: ask
+        again for those that are coming. At most `WARM_WINDOW_FILES` at the same time."""
+        return [
+            Warmth(answer)
+            for batch in _path_batches(paths, WARM_WINDOW_FILES)
+            for answer in self._call("warm", batch)[0]
+        ]
+
     def verify(self, path: bytes) -> bool:
         """As `verify_all` for one file. Raises `NamespaceError`: ENOENT when there is none, EIO
         when it cannot be read."""
@@ -333,10 +344,12 @@ def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def _path_batches(paths: Sequence[bytes]) -> Iterator[list[bytes]]:
+def _path_batches(
+    paths: Sequence[bytes], files_max: int = BATCH_ITEMS_MAX
+) -> Iterator[list[bytes]]:
     """As many paths as one request takes, by number and by bytes. One alone always goes: the node
     says what is wrong with it."""
-    for batch in _batches(paths, BATCH_ITEMS_MAX):
+    for batch in _batches(paths, files_max):
         if len(batch) == 1 or sum(map(len, batch)) <= _BATCH_BYTES_MAX:
             yield batch
         else:

@@ -306,12 +306,22 @@ PREFETCH_GUESS_S = 10.0  # after which a guess that waits has come too late
 PREFETCH_EXPECTED_S = 60.0  # the same, of what an engine expects
 PREFETCH_TRIES_MAX = 3  # of what was expected or warmed, and was cancelled or failed
 PREFETCH_UNUSED_MAX = 65_536  # brought here and not read yet: more are not judged
+PREFETCH_SWEPT_MAX = 1000  # of them looked at in one go, whether they are still here: 1 ms
 PREFETCH_WASTED_MAX = 4096  # evicted unread: not guessed again until somebody reads them
 PREFETCH_FILES_MAX = 16_384  # of which is known what was read after them: about 8 MiB
 PREFETCH_FOLLOWERS_KEPT = 4  # of each
 PREFETCH_FOLLOWERS_COUNTED = 16  # reads after one file; with more all its counts are halved
 PREFETCH_READERS_MAX = 1024  # of which is known what they read last
+PREFETCH_READS_MAX = 1024  # that wait to be looked at; of more the oldest are not
+PREFETCH_STEP = 16  # of what is asked for, between turns of everyone else
+PREFETCH_LOOK_S = 0.05  # between two looks whether sources are busy, while anything is wanted
+PREFETCH_SETTLE_S = 0.1  # after a read, before a guess comes: its reader may ask for it itself
+PREFETCH_SWEEP_S = 5.0  # between two looks whether what was brought is still here
+PREFETCH_FETCH_S = 30.0  # how long a blob of usual size may take, and longer for a large one
 PREFETCH_READ_AFTER_S = 10.0  # a file that is read later than that has not followed the last one
+WARM_WINDOW_FILES = 1024  # of `kvfs warm`, asked for at the same time
+WARM_WINDOW_BYTES = 512 * MIB  # of them, and one more
+WARM_REPLY_S = 0.25  # after which a node says how far it is
 
 # Threads and memory that carry out the schedule (`kvfs.transfer`).
 TRANSFER_SCRATCH_READS = 4  # that repeat others, at the same time: each has memory of its own
@@ -524,6 +534,16 @@ class TierRule:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchConfig:
+    """What a node brings to its store before it is asked for. What a person warms always comes."""
+
+    expected: bool = True  # that requests which wait in an engine will read
+    children: bool = True  # chunks that continue one that was just read
+    successors: bool = True  # files that used to follow the one that was just read
+    full_at: float = 0.9  # a share of the store, above which nothing is brought on a guess
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything a node is told. The first directory holds metadata, socket and log."""
 
@@ -535,6 +555,7 @@ class Config:
     cluster: ClusterConfig | None = None  # None: a node for itself
     tiers: tuple[TierConfig, ...] = ()
     tier_rules: tuple[TierRule, ...] = ()  # the longest prefix counts; else to all tiers
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
 
     @property
     def home(self) -> Path:

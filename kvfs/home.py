@@ -31,6 +31,8 @@ from kvfs.config import (
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
 from kvfs.peers.address import PORT_MAX, parse_address
+from kvfs.prefetch.settings import KEYS as PREFETCH_KEYS
+from kvfs.prefetch.settings import parse_prefetch
 from kvfs.replicate import parse_rules
 from kvfs.tier_settings import check_places, parse_tier_rules, parse_tiers
 
@@ -257,7 +259,7 @@ def _parse_of(
 
 _TOP_KEYS = {
     "store", "max_bytes", "min_free", "fsync", "idle_exit_s", "socket_mode", "mount", "cluster",
-    "tiers", "tier_copies",
+    "tiers", "tier_copies", "prefetch",
 }  # fmt: skip
 _MOUNT_KEYS = {"allow_other", "passthrough", "read_ahead_kib", "symlink"}
 _CLUSTER_KEYS = {
@@ -313,6 +315,7 @@ def parse_config(
         cluster=_parse_cluster(table["cluster"]) if "cluster" in table else None,
         tiers=tiers,
         tier_rules=parse_tier_rules(table.get("tier_copies", [])),
+        prefetch=parse_prefetch(table.get("prefetch", {})),
     )
 
 
@@ -478,6 +481,8 @@ def _place_of(key: str) -> str | None:
         return "above the first [table]"
     if key in _CLUSTER_KEYS:
         return "below [cluster]"
+    if key in PREFETCH_KEYS:
+        return "below [prefetch]"
     return "below [mount]" if key in _MOUNT_KEYS else None
 
 

@@ -89,7 +89,11 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.reclaim.remove_always)
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
-            async with _with_tiers(node), _with_neighbours(node, engine, belonging):
+            async with (
+                _with_tiers(node),
+                _with_neighbours(node, engine, belonging),
+                _with_prefetch(node),
+            ):
                 await nursery.start(serve_clients, node)
                 trust.served()
                 log.info("serving %s", config.home)
@@ -202,6 +206,21 @@ async def _with_neighbours(
         with _needs_room(node.config.home):
             confirm_join(node.config.home, belonging)
         await nursery.start(Search(node, engine, belonging).run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _with_prefetch(node: Node) -> AsyncIterator[None]:
+    """Bring files here ahead of their readers for the length of a `with` block, where there is
+    anything to bring them from."""
+    if node.config.cluster is None and not node.config.tiers:
+        yield
+        return
+    from kvfs.prefetch.runner import Prefetcher
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Prefetcher(node, node.config.prefetch).run)
         yield
         nursery.cancel_scope.cancel()
 

@@ -42,6 +42,10 @@ class Neighbours(Protocol):
     async def sizes_at(self, node_id: bytes, digests: Sequence[bytes]) -> list[int | None]:
         """The sizes of blobs that another node has. Raises `Unavailable`."""
 
+    @property
+    def fetching(self) -> int:
+        """How many files are on their way here, or wait for that."""
+
     async def begin(self, inode: Inode) -> Arriving | None:
         """A published file's bytes as they come from another node, or None: all are here, or no
         node has them."""

@@ -34,6 +34,7 @@ from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.neighbours import Neighbours, Referral
 from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
+from kvfs.prefetch.ahead import Ahead
 from kvfs.publish import Publisher
 from kvfs.reclaim import Evicted, Reclaim
 from kvfs.space import Space
@@ -99,6 +100,7 @@ class Node:
         self.notices: list[str] = []  # and of what this start, or a join, found lost; a few
         self.neighbours: Neighbours | None = None
         self.tiering: Tiering | None = None
+        self.ahead: Ahead | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
         self._held: dict[int, int] = {}
@@ -289,7 +291,15 @@ class Node:
 
     def touch(self, inos: Sequence[int], reader: int | None = None) -> None:
         """Note a use, the first as the most recent. `reader`: a number for who reads them."""
+        self.renew(inos)
+        self.note_read(inos, reader)
+
+    def renew(self, inos: Sequence[int]) -> None:
+        """Put files behind all others in the order of eviction, though nobody reads them."""
         self.uses.note(inos, self._next_stamp(len(inos)))
+
+    def note_read(self, inos: Sequence[int], reader: int | None) -> None:
+        """Somebody reads files, perhaps elsewhere."""
         if self.tiering is not None:
             self.tiering.used(inos)
         for callback in self._use_watchers:

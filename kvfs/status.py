@@ -31,6 +31,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "notices": list(node.notices),
         "cluster": None if node.neighbours is None else node.neighbours.describe(),
         "tiering": None if node.tiering is None else node.tiering.describe(),
+        "prefetch": None if node.ahead is None else node.ahead.describe(),
         "counters": asdict(node.counters),
     }
 

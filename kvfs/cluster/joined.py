@@ -262,6 +262,11 @@ class Cluster:
         """The sizes of blobs that another node has. Raises `Unavailable`."""
         return await self._referrals.sizes_at(node_id, digests)
 
+    @property
+    def fetching(self) -> int:
+        """How many files are on their way here, or wait for that."""
+        return self._fetcher.under_way
+
     async def begin(self, inode: Inode) -> Arriving | None:
         """A published file's bytes as they come from another node, or None: all are here, or no
         node has them."""
@@ -306,7 +311,7 @@ class Cluster:
             "trouble": self._trouble.reason,
             "eviction": _evicts(self._memory) if self._memory and self._memory.evicts else "",
             "unreadable": UNREADABLE.count,
-            "fetching": self._fetcher.under_way,
+            "fetching": self.fetching,
             "nodes": [
                 {
                     "id": member.node_id.hex(),

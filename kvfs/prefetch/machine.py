@@ -13,7 +13,9 @@ somebody does from all of them, it is cancelled: a guess is dropped, what is exp
 What a person warms is begun and goes on all the same; there the schedule's idle priority alone
 keeps it behind the readers. Nothing is cancelled that a reader waits for by now.
 
-**Guesses cost nobody else's bytes.** They take room to spare, and have nothing evicted.
+**Guesses cost nobody anything.** They wait until nobody has read for a moment: else they would run
+beside their reader, who is about to ask for the same. They take room to spare, and have nothing
+evicted.
 
 **No loop.** Wants come from readers, engines and people alone. What is brought here makes none and
 teaches nothing; a guess that was evicted unread is not made again until somebody reads the file.
@@ -35,10 +37,10 @@ from kvfs.prefetch.words import (
     Ended,
     Event,
     Files,
-    Gone,
     Look,
     Promote,
     Read,
+    Sweep,
     Tally,
     Wanted,
 )
@@ -87,6 +89,7 @@ class Prefetch:
         self._wasted: OrderedDict[bytes, None] = OrderedDict()
         self._successors = Successors()
         self._busy = 0
+        self._is_quiet = True
         self._spare_bytes = 0
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -97,12 +100,13 @@ class Prefetch:
                 self._guess(event, now_ns)
             case Asked():
                 self._ask(event.cause, event.blobs, now_ns)
-            case Gone():
-                self._note_gone(event.digest)
             case Ended():
                 self._end(event)
             case Look():
-                self._busy, self._spare_bytes = event.busy, event.spare_bytes
+                self._busy, self._is_quiet = event.busy, event.is_quiet
+                self._spare_bytes = event.spare_bytes
+            case Sweep():
+                self._sweep()
             case _:
                 assert_never(event)
         return [*self._cancel(), *self._start(now_ns)]
@@ -204,6 +208,13 @@ class Prefetch:
         self.tallies[cause].used += 1
         self.tallies[cause].used_bytes += size_bytes
 
+    def _sweep(self) -> None:
+        for digest in list(islice(self._unused, config.PREFETCH_SWEPT_MAX)):
+            if self._files.is_here(digest):
+                self._unused.move_to_end(digest)
+            else:
+                self._note_gone(digest)
+
     def _note_gone(self, digest: bytes) -> None:
         unused = self._unused.pop(digest, None)
         if unused is not None:
@@ -252,6 +263,8 @@ class Prefetch:
         started: list[Action] = []
         outstanding_bytes = self.under_way_bytes
         for cause in Cause:
+            if cause.is_guess and not self._is_quiet:
+                break
             for waiting in self._first(cause, now_ns):
                 blob = waiting.blob
                 if len(self._under_way) >= config.PREFETCH_BLOBS_MAX:
@@ -290,7 +303,7 @@ class Prefetch:
         self._spare_bytes -= blob.size_bytes
         self.tallies[cause].started += 1
         self.tallies[cause].started_bytes += blob.size_bytes
-        return Promote(blob.digest, blob.size_bytes, sources, cause)
+        return Promote(blob, sources, cause)
 
 
 def _few(children: Sequence[int]) -> Sequence[int]:

@@ -25,8 +25,9 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A blob that is not here, with a bit for each source that has it."""
+    """A file whose bytes are not here, with a bit for each source that has them."""
 
+    ino: int
     digest: bytes
     size_bytes: int
     sources: int
@@ -65,10 +66,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """A blob is not here any more."""
-
-    digest: bytes
+class Sweep:
+    """Some of what was brought is to be looked at: whether it is still here. Told now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +81,24 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Look:
     """How things are now. `busy`: the sources that somebody reads from, other than promotions.
-    `spare_bytes`: how much more may come here at the cost of nothing that is here."""
+    `spare_bytes`: how much more may come here at the cost of nothing that is here. `is_quiet`:
+    nobody has begun to read for a moment."""
 
     busy: int
     spare_bytes: int
+    is_quiet: bool = True
 
 
-Event = Read | Asked | Gone | Ended | Look
+Event = Read | Asked | Ended | Look | Sweep
 
 
 # Actions ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Bring a blob here from some of these sources, behind whatever else they are asked for."""
+    """Bring a file's bytes here from some of these sources, behind whatever else these are asked
+    for."""
 
-    digest: bytes
-    size_bytes: int
+    blob: Wanted
     sources: int
     cause: Cause
 

@@ -1,19 +1,25 @@
-"""What a person has done to files and to the store: pinned, evicted, verified, cleaned, rebuilt."""
+"""What a person has done to files and to the store: pinned, evicted, warmed, verified, cleaned,
+rebuilt."""
 
 import os
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvfs.arguments import checked_paths
+from kvfs.config import WARM_REPLY_S, WARM_WINDOW_FILES
 from kvfs.errors import Corrupt
+from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.requests.session import Operations, Session
 from kvfs.requests.turns import in_turns
 from kvfs.upkeep import collect_garbage, rebuild
+from kvfs.warm import Warmth
 
 # How many items are worked on before everyone else has a turn: a few milliseconds' worth.
 _PINNED_AT_ONCE = 32
 _EVICTED_AT_ONCE = 16
+_WARMED_AT_ONCE = 256
 
 
 async def _set_pinned(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -43,6 +49,36 @@ async def _evict_copies(session: Session, arguments: list[Any], descriptors: lis
         named += session.node.drop_files(list(inos))
         evicted += len(inos)
     return [evicted, named]
+
+
+async def _warm(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """How near each file is after a moment, in which what is not here is on its way; a `Warmth`."""
+    node = session.node
+    inodes: list[Inode | None] = []
+    async for part in in_turns(checked_paths(arguments[0], WARM_WINDOW_FILES), _WARMED_AT_ONCE):
+        inodes += node.meta.resolve(part)
+    published = [inode for inode in inodes if inode is not None and inode.is_published]
+    here = _here(node, published)
+    node.renew([inode.ino for inode in published if inode.digest in here])
+    away = [inode for inode in published if inode.digest not in here]
+    coming: set[bytes] = set()
+    if away and node.ahead is not None:
+        coming = await node.ahead.warm(away, WARM_REPLY_S)
+        here |= _here(node, away)
+    return [_warmth(inode, here, coming) for inode in inodes]
+
+
+def _here(node: Node, inodes: Sequence[Inode]) -> set[bytes]:
+    blobs = node.meta.blobs([inode.digest for inode in inodes])
+    return {blob.digest for blob in blobs if blob is not None}
+
+
+def _warmth(inode: Inode | None, here: Container[bytes], coming: Container[bytes]) -> Warmth:
+    if inode is None or not inode.is_published:
+        return Warmth.GONE
+    if inode.digest in here:
+        return Warmth.HERE
+    return Warmth.COMING if inode.digest in coming else Warmth.MISSING
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -83,6 +119,7 @@ OPERATIONS: Operations = {
     "set_pinned": ((list, bool), _set_pinned),
     "evict": ((list,), _evict),
     "evict_copies": ((list,), _evict_copies),
+    "warm": ((list,), _warm),
     "verify": ((list,), _verify),
     "gc": ((), _gc),
     "rebuild": ((), _rebuild),

@@ -33,13 +33,13 @@ async def _locate(session: Session, arguments: list[Any], descriptors: list[int]
         file = None
         if inode is not None and inode.is_published:
             referral = referrals.get(inode.digest)
-            file = _located(node, inode, held[inode.digest], referral, descriptors)
+            file = _located(session, inode, held[inode.digest], referral, descriptors)
         files.append(None if file is None else pack_file(file, places))
     return [node.started_ns, list(places), files]
 
 
 def _located(
-    node: Node,
+    session: Session,
     inode: Inode,
     tiers: tuple[int, ...],
     referral: Referral | None,
@@ -47,8 +47,9 @@ def _located(
 ) -> LocatedFile | None:
     """Where a file is, and a use of it, with its descriptor where it is here; None when it is
     nowhere."""
-    size_bytes, digest = inode.size_bytes, inode.digest
+    node, size_bytes, digest = session.node, inode.size_bytes, inode.digest
     if referral is not None:
+        node.note_read([inode.ino], session.reader)
         peers, address, ticket = referral.nodes, referral.address, referral.ticket
         return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, peers, address, ticket)
     blob = node.meta.blobs([digest])[0]
@@ -56,10 +57,13 @@ def _located(
         fd = node.contents.open_inode(inode)
         if fd is not None:
             descriptors.append(fd)
-            node.touch([inode.ino])
+            node.touch([inode.ino], session.reader)
             assert blob is not None
             return LocatedFile(size_bytes, digest, fd, blob.directory, tiers, ())
-    return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ()) if tiers else None
+    if not tiers:
+        return None
+    node.note_read([inode.ino], session.reader)
+    return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ())
 
 
 def _numbers_of_tiers(node: Node, digests: Sequence[bytes]) -> Mapping[bytes, tuple[int, ...]]:

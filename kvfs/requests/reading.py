@@ -55,7 +55,7 @@ async def _open(session: Session, arguments: list[Any], descriptors: list[int]) 
         assert blob is not None, "it was opened just now"
         opened.append([inode.size_bytes, inode.digest, blob.directory])
     if is_use:
-        node.touch(used)
+        node.touch(used, session.reader)
     return opened
 
 

@@ -1,5 +1,6 @@
 """One client's connection, and what a handler of its requests is."""
 
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,8 @@ from typing import Any
 
 from kvfs.node import Node
 from kvfs.stage import Stage
+
+_COUNT = itertools.count(1)
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +22,8 @@ class Session:
     stages: dict[int, Stage] = field(default_factory=dict)
     # Begins anywhere, so that a token of an earlier connection is none of this one's.
     serial: int = field(default_factory=lambda: secrets.randbits(48))
+    # A number among all that read: processes that read through the mount have those above 0.
+    reader: int = field(default_factory=lambda: -next(_COUNT))
 
     def close(self) -> None:
         """Drop what the client left unfinished."""

@@ -312,6 +312,16 @@ def _add_changing(commands: Commands) -> None:
     parser = add(
         _add(
             commands,
+            "warm",
+            "bring files here that only tiers or other nodes have",
+            "Behind whatever engines read. Exit code 1 when nobody gives some of them.",
+        )
+    )
+    _add_path(parser, "+", "a file, or a directory for all that it holds")
+
+    parser = add(
+        _add(
+            commands,
             "verify",
             "check files against their digests; quarantine what is bad",
             "Exit code 1 when a file was bad. Its names are gone then: engines store it again.",

@@ -83,6 +83,17 @@ CONFIG_TEMPLATE = """\
 # [[cluster.copies]]
 # prefix = "kv/"
 # copies = 2
+
+# What is brought here from tiers and other nodes before it is asked for.
+# [prefetch]
+# What requests that wait in an engine will read.
+# expected = true
+# The chunks that continue one that was just read.
+# children = true
+# The files that used to be read after the one that was just read.
+# successors = true
+# A share of the store above which nothing comes on a guess, as the last two are.
+# full_at = "90%"
 """
 
 

@@ -21,10 +21,10 @@ from kvfs.prefetch.words import (
     Cause,
     Ended,
     Event,
-    Gone,
     Look,
     Promote,
     Read,
+    Sweep,
     Wanted,
 )
 
@@ -47,6 +47,7 @@ class Ahead(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.read_meanwhile: set[int] = set()
         self.busy = 0
+        self.is_quiet = True
         self.spare_bytes = 0
         self.guessed = 0  # promotions of guesses, ever
         self.ordered = 0
@@ -65,21 +66,21 @@ class Ahead(RuleBasedStateMachine):
 
     @staticmethod
     def wanted(ino: int) -> Wanted:
-        return Wanted(bytes([ino] * 16), SIZES[ino % len(SIZES)], 1 + ino % SOURCES)
+        return Wanted(ino, bytes([ino] * 16), SIZES[ino % len(SIZES)], 1 + ino % SOURCES)
 
     # What it hears
     def tell(self, event: Event) -> None:
         self.now_ns += 10**7
         for action in self.prefetch.handle(event, self.now_ns):
-            ino = action.digest[0]
             if isinstance(action, Cancel):
+                ino = action.digest[0]
                 assert ino not in self.cancelled
                 assert ino not in self.read_meanwhile
                 assert self.under_way[ino].cause is not Cause.WARM
                 assert not self.under_way[ino].sources & ~self.busy
                 self.cancelled.add(ino)
             else:
-                self.begin(ino, action)
+                self.begin(action.blob.ino, action)
 
     def begin(self, ino: int, action: Promote) -> None:
         assert ino not in self.under_way
@@ -87,11 +88,12 @@ class Ahead(RuleBasedStateMachine):
         assert not action.sources & ~self.wanted(ino).sources
         assert action.cause is Cause.WARM or not action.sources & self.busy
         if action.cause.is_guess:
-            assert action.size_bytes <= min(self.spare_bytes, PREFETCH_BYTES_MAX)
+            assert self.is_quiet
+            assert action.blob.size_bytes <= min(self.spare_bytes, PREFETCH_BYTES_MAX)
             self.guessed += 1
         else:
             self.ordered += 1
-        self.spare_bytes -= action.size_bytes
+        self.spare_bytes -= action.blob.size_bytes
         self.under_way[ino] = action
 
     @rule(ino=FILES, reader=st.sampled_from([None, 1, 2]))
@@ -106,10 +108,14 @@ class Ahead(RuleBasedStateMachine):
         self.orders_due += len(inos) * PREFETCH_TRIES_MAX
         self.tell(Asked(cause, tuple(self.wanted(ino) for ino in inos if ino not in self.here)))
 
-    @rule(busy=st.integers(0, SOURCES), spare=st.sampled_from([0, *SIZES, 1 << 40]))
-    def look(self, busy: int, spare: int) -> None:
-        self.busy, self.spare_bytes = busy, spare
-        self.tell(Look(busy, spare))
+    @rule(
+        busy=st.integers(0, SOURCES),
+        spare=st.sampled_from([0, *SIZES, 1 << 40]),
+        is_quiet=st.booleans(),
+    )
+    def look(self, busy: int, spare: int, is_quiet: bool = True) -> None:
+        self.busy, self.spare_bytes, self.is_quiet = busy, spare, is_quiet
+        self.tell(Look(busy, spare, is_quiet=is_quiet))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), is_here=st.booleans())
@@ -127,7 +133,11 @@ class Ahead(RuleBasedStateMachine):
     def evict(self, data: st.DataObject) -> None:
         ino = data.draw(st.sampled_from(sorted(self.here)))
         self.here.discard(ino)
-        self.tell(Gone(bytes([ino] * 16)))
+
+    @rule()
+    def sweep(self) -> None:
+        self.tell(Sweep())
+        assert self.prefetch.unused_count <= len(self.here)
 
     @rule()
     def feed_back(self) -> None:
@@ -141,15 +151,14 @@ class Ahead(RuleBasedStateMachine):
             self.cancelled.discard(ino)
             self.read_meanwhile.discard(ino)
             self.tell(Ended(bytes([ino] * 16), is_here=True))
-            self.tell(Gone(bytes([ino] * 16)))
-            self.here.discard(ino)
+            self.tell(Sweep())
             self.look(0, 1 << 40)
             assert self.guessed + self.ordered <= begun + waiting
 
     # What always holds
     @invariant()
     def is_bounded(self) -> None:
-        sizes = [one.size_bytes for one in self.under_way.values()]
+        sizes = [one.blob.size_bytes for one in self.under_way.values()]
         assert self.prefetch.under_way_count == len(sizes) <= PREFETCH_BLOBS_MAX
         assert self.prefetch.under_way_bytes == sum(sizes)
         assert sum(sizes) <= PREFETCH_BYTES_MAX or len(sizes) == 1

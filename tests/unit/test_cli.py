@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__, cli
-from kvfs.config import Share
+from kvfs.config import PrefetchConfig, Share
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.shell.mount8 import parse_options
 from kvfs.shell.operate import CONFIG_TEMPLATE, configure, with_mount_options
@@ -183,6 +183,7 @@ def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
     assert [d.path for d in config.directories] == [tmp_path, Path("/mnt/nvme1/kvfs")]
     assert config.socket_mode == 0o600
     assert config.cluster is not None and config.cluster.listen == "10.0.0.7:7400"
+    assert config.prefetch == PrefetchConfig()  # the template shows what holds without it
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,7 @@ def _tables_last(keys: list[str]) -> list[str]:
         "[cluster]": (
             "metadata", "name", "listen", "bulk_port", "insecure", "encrypt_bulk", "copy_after",
         ),
+        "[prefetch]": ("expected", "children", "successors", "full_at"),
     }  # fmt: skip
     last = [
         line

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import CopyRule, DirectoryConfig, Share
+from kvfs.config import CopyRule, DirectoryConfig, PrefetchConfig, Share
 from kvfs.errors import InvalidInput
 from kvfs.home import (
     load_config,
@@ -56,6 +56,11 @@ from kvfs.peers.address import bulk_port, parse_address
         ("max_bytes = 0", "max_bytes", "leave it out"),
         ('max_bytes = "0%"', "max_bytes", "leave it out"),
         ("mount = 1", "mount", r"write \[mount\]"),
+        ("prefetch = 1", "prefetch", r"write \[prefetch\]"),
+        ("[prefetch]\nexpected = 1", r"prefetch\.expected", "neither true nor false"),
+        ('[prefetch]\nfull_at = "9GiB"', r"prefetch\.full_at", "is no share"),
+        ("[prefetch]\nwarm = true", r"prefetch\.warm", "known are children"),
+        ("children = true", "children", r"belongs below \[prefetch\]"),
         ("nonsense = 1", "nonsense", "known are"),
         ('store = ["/a", "/a"]', "store", "name it once"),
         (f"fsync = {'1' * 5000}", "", "is no TOML"),
@@ -69,6 +74,13 @@ def test_a_mistake_names_file_key_and_cure(
     with pytest.raises(InvalidInput, match=rf"written\.toml: {subject}.*{cure}") as caught:
         load_config(file)
     assert "\n" not in str(caught.value)
+
+
+def test_prefetch_is_on_and_its_kinds_are_switched_one_by_one() -> None:
+    store = {"store": ["/a"]}
+    assert parse_config(store).prefetch == PrefetchConfig(True, True, True, 0.9)
+    table = store | {"prefetch": {"successors": False, "full_at": "50%"}}
+    assert parse_config(table).prefetch == PrefetchConfig(successors=False, full_at=0.5)
 
 
 def test_a_mistake_in_the_words_of_the_command_does_not_blame_the_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ PURE = {
     "kvfs.digest",
     "kvfs.health",
     "kvfs.prefetch.machine",
+    "kvfs.prefetch.settings",
     "kvfs.prefetch.successors",
     "kvfs.prefetch.words",
     "kvfs.replay.plan",

@@ -1,0 +1,28 @@
+"""The `[prefetch]` of a configuration: what a person may write there, and what it means."""
+
+from kvfs.config import PrefetchConfig, Share, parse_size_or_share
+from kvfs.errors import InvalidInput
+
+SWITCHES = ("expected", "children", "successors")
+KEYS = (*SWITCHES, "full_at")
+
+
+def parse_prefetch(table: object) -> PrefetchConfig:
+    """Check the table and give it types. Raises `InvalidInput`."""
+    if not isinstance(table, dict):
+        raise InvalidInput("prefetch", "is no table; write [prefetch]")
+    for key, value in table.items():
+        if key not in KEYS:
+            known = ", ".join(sorted(KEYS))
+            raise InvalidInput(f"prefetch.{key}", f"unknown key; known are {known}")
+        if key in SWITCHES and not isinstance(value, bool):
+            raise InvalidInput(
+                f"prefetch.{key}", f"{value!r:.80} is neither true nor false; write one"
+            )
+    full_at = parse_size_or_share(table.get("full_at", "90%"), "prefetch.full_at")
+    if not isinstance(full_at, Share):
+        raise InvalidInput(
+            "prefetch.full_at", f"{full_at!r:.80} is no share; write for example 90%"
+        )
+    switches = {key: table[key] for key in SWITCHES if key in table}
+    return PrefetchConfig(**switches, full_at=full_at.of_capacity)
