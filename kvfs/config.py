@@ -229,6 +229,7 @@ TIER_RULES_MAX = 256
 TIERS_OPEN_WAIT_S = 2.0  # how long a start waits for its tiers to open; later ones join in then
 TIERS_OPEN_AGAIN_S = 5.0  # until a tier that could not be opened is tried again
 TIER_FETCHES_MAX = 16  # files that come from tiers at the same time
+TIER_ASKED_MAX = 16  # questions to tiers at the same time, of all: each takes a thread
 TIER_FETCH_S = 30.0  # how long a file of usual size is waited for, and longer for a large one
 TIER_SLOW_BYTES_S = 10 * MIB  # who reads a large one more slowly is not waited for
 TIER_OPEN_TRIES = 3  # of a file that went back to tiers before it was opened

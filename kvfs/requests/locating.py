@@ -4,11 +4,13 @@ node's tiers are, and tickets for what peers have."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvfs.arguments import checked_digests, checked_paths
+from kvfs.arguments import checked_digest, checked_digests, checked_paths
 from kvfs.config import (
+    BATCH_ITEMS_MAX,
     CHUNK_BYTES_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
     PEER_TICKETS_ASKED_MAX,
+    TIERS_MAX,
 )
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.located import NOWHERE, LocatedFile, pack_file, pack_tier
@@ -81,6 +83,21 @@ async def _tiers(session: Session, arguments: list[Any], descriptors: list[int])
     return [node.started_ns, [pack_tier(one.number, one.config) for one in told]]
 
 
+async def _note_gone(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """A client did not get blobs from tiers that should have them. The node asks these itself."""
+    check_batch(arguments[0], list, BATCH_ITEMS_MAX, "blobs")
+    gone = [_checked_gone(item) for item in arguments[0]]
+    if session.node.tiering is not None:
+        await session.node.tiering.ask_again(gone)
+    return None
+
+
+def _checked_gone(item: list[Any]) -> tuple[int, bytes]:
+    if list(map(type, item)) != [int, bytes] or item[0] not in range(TIERS_MAX):
+        raise InvalidInput("blob", "is not [number of a tier, digest]")
+    return item[0], checked_digest(item[1])
+
+
 async def _peer_tickets(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     node_id, items = arguments
     check_batch(items, list, PEER_TICKETS_ASKED_MAX, "ranges")
@@ -115,6 +132,7 @@ def _checked_range(item: list[Any]) -> Range:
 OPERATIONS: Operations = {
     "locate": ((list,), _locate),
     "tiers": ((), _tiers),
+    "note_gone": ((list,), _note_gone),
     "peer_tickets": ((bytes, list), _peer_tickets),
     "peer_sizes": ((bytes, list), _peer_sizes),
 }

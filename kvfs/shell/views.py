@@ -421,8 +421,8 @@ def change(session: Session, verb: str) -> int:
     else:
         word = {"pin": "pinned", "unpin": "unpinned", "evict": "evicted"}[verb]
         if copies:
-            kept = "the file stays, other nodes have it"
-            kept = kept if copies == 1 else "the files stay, other nodes have them"
+            kept = "the file stays, tiers or other nodes have it"
+            kept = kept if copies == 1 else "the files stay, tiers or other nodes have them"
             given = "1 copy" if copies == 1 else f"{copies:,} copies"
             session.out.write(f"{given} given up; {kept}\n")
         if done > copies or not copies:

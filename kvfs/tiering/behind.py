@@ -27,6 +27,7 @@ from kvfs.config import (
     DEMOTE_S,
     TIER_FULL_S,
     TIER_USES_MAX,
+    TierRule,
 )
 from kvfs.errors import Corrupt, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Inode
@@ -221,7 +222,7 @@ class WriteBehind:
 
     async def copy(self, digest: bytes) -> bool:
         """Have a blob on as many tiers as the rules say. False when it is not, and may be later."""
-        rule = rule_of(self._rules, self._paths(digest))
+        rule = self._rule(digest)
         if rule.second_use and digest not in self._read:
             return True
         return await self._copy_to(digest, rule.copies)
@@ -232,7 +233,7 @@ class WriteBehind:
         with trio.move_on_after(DEMOTE_S):
             async with trio.open_nursery() as nursery:
                 for digest in digests:
-                    if rule_of(self._rules, self._paths(digest)).copies:
+                    if self._rule(digest).copies:
                         nursery.start_soon(self._demote_one, digest)
 
     async def _demote_one(self, digest: bytes) -> None:
@@ -242,9 +243,11 @@ class WriteBehind:
         except KvfsError as error:
             log.info("blob %s cannot be put to a tier: %s", digest.hex(), error)
 
-    def _paths(self, digest: bytes) -> list[bytes]:
+    def _rule(self, digest: bytes) -> TierRule:
+        if not self._rules:  # nor is anybody asked for paths
+            return rule_of((), [b""])
         held = self._node.meta.held_paths(digest, (0, 0, b""), COPIES_PATHS_MAX)
-        return [one.path for one in held]
+        return rule_of(self._rules, [one.path for one in held])
 
     async def _copy_to(self, digest: bytes, copies: int, deadline_s: float | None = None) -> bool:
         while (other := self._under_way.get(digest)) is not None:

@@ -5,12 +5,11 @@ on when nobody waits for it any more."""
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import trio
 
 from kvfs.config import (
-    CLUSTER_READ_S,
+    TIER_ASKED_MAX,
     TIER_FETCH_S,
     TIER_FETCHES_MAX,
     TIER_SLOW_BYTES_S,
@@ -51,6 +50,7 @@ class Bringer:
         self._nowhere = nowhere
         self._under_way: dict[bytes, trio.Event] = {}
         self._slots = trio.Semaphore(TIER_FETCHES_MAX)
+        self._asking = trio.CapacityLimiter(TIER_ASKED_MAX)
         self._nursery: trio.Nursery | None = None  # None: nothing is read (any more)
         self._token = trio.lowlevel.current_trio_token()
         self.brought_files = 0
@@ -197,23 +197,37 @@ class Bringer:
                     nursery.start_soon(self._ask, one, lost)
         await self.bring(wanted[digest] for digest in lost)
 
-    async def _ask(self, one: ConfiguredTier, digests: Sequence[bytes]) -> None:
+    async def ask_again(self, one: ConfiguredTier, digests: Sequence[bytes]) -> None:
+        """Somebody did not get these from a tier: what it says that it has not is noted."""
+        if not one.is_usable:
+            return
+        masks = self._holdings.masks(digests)
+        held = [d for d, mask in zip(digests, masks, strict=True) if mask >> one.number & 1]
+        for digest in await self._ask(one, held):
+            self._nowhere(digest)
+
+    async def _ask(self, one: ConfiguredTier, digests: Sequence[bytes]) -> list[bytes]:
+        """Note which of these a tier has; those that it has not. None where it does not answer."""
         tier = one.tier
-        assert tier is not None
+        if tier is None or not digests:
+            return []
         try:
             sizes = await trio.to_thread.run_sync(
-                partial(tier.has, digests, CLUSTER_READ_S), abandon_on_cancel=True
+                tier.has, digests, limiter=self._asking, abandon_on_cancel=True
             )
         except Unavailable as error:
             log.info("tier %s does not say what it has: %s", one.name, error)
-            return
+            return []
+        bit = 1 << one.number
         self._holdings.note(
             [
-                HoldingChange(digest, size, gained=1 << one.number)
-                for digest, size in zip(digests, sizes, strict=True)
+                HoldingChange(digest, size or 0, bit, 0)
                 if size is not None
+                else HoldingChange(digest, 0, 0, bit)
+                for digest, size in zip(digests, sizes, strict=True)
             ]
         )
+        return [digest for digest, size in zip(digests, sizes, strict=True) if size is None]
 
 
 @asynccontextmanager

@@ -116,6 +116,17 @@ class Tiering:
         self.holdings.note_lost(digest, number)
         self._drop_if_nowhere(digest)
 
+    async def ask_again(self, gone: Iterable[tuple[int, bytes]]) -> None:
+        """Clients did not get these blobs from tiers (their numbers): what a tier says that it has
+        not is noted."""
+        asked: dict[int, list[bytes]] = {}
+        for number, digest in gone:
+            asked.setdefault(number, []).append(digest)
+        async with trio.open_nursery() as nursery:
+            for one in self.tiers:
+                if digests := asked.get(one.number):
+                    nursery.start_soon(self.bringer.ask_again, one, digests)
+
     def _hear_gone(self, number: int, digest: bytes) -> None:
         try:
             self._token.run_sync_soon(self.note_lost, digest, number)

@@ -85,7 +85,7 @@ def test_eviction_keeps_the_name_while_another_node_has_the_bytes(rig: Rig) -> N
     assert (b.mountpoint / "kept").read_bytes() == b"kept"
     (a.mountpoint / "only here").write_bytes(b"1")
     for name, said in (
-        ("kept", "1 copy given up; the file stays, other nodes have it\n"),
+        ("kept", "1 copy given up; the file stays, tiers or other nodes have it\n"),
         ("only here", "1 file evicted\n"),
     ):
         done = subprocess.run(
