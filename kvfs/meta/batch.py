@@ -12,7 +12,7 @@ import lmdb
 
 from kvfs.errors import Corrupt, NamespaceError
 from kvfs.meta import records
-from kvfs.meta.contract import Blob, ChunkInfo, Inode, Publication
+from kvfs.meta.contract import AWAY, Blob, ChunkInfo, Inode, Publication
 from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
 from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import STATE_KEY, InodeCache, Tables, View
@@ -182,7 +182,7 @@ class Batch(View):
         if known is not None and known.references:
             if known.size_bytes != blob.size_bytes:
                 raise NamespaceError(errno.EINVAL, publication.path)
-            if known.directory == records.AWAY:
+            if known.directory == AWAY != blob.directory:
                 self.move_blob(known, blob.directory, blob.allocated_bytes)
             return
         if known is not None:
@@ -239,7 +239,7 @@ class Batch(View):
             assert blob is not None and blob.references > 0
             self._put_blob(replace(blob, references=blob.references - 1))
             self.txn.delete(records.holder_key(old, ino), db=self.tables.holder)
-            if blob.references == 1 and blob.directory == records.AWAY:
+            if blob.references == 1 and blob.directory == AWAY:
                 self.txn.delete(old, db=self.tables.blob)
             elif blob.references == 1:
                 self.txn.put(old, b"", db=self.tables.doomed)

@@ -15,7 +15,7 @@ import msgpack
 from kvfs.errors import Corrupt
 from kvfs.meta import records
 from kvfs.meta.batch import Batch, is_loose
-from kvfs.meta.contract import DIGEST_BYTES, Blob, Candidate, Inode, Publication
+from kvfs.meta.contract import AWAY, DIGEST_BYTES, Blob, Candidate, Inode, Publication
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.records import ChunkRecord, pack_native, pack_ordered
 from kvfs.meta.shared import KEPT_IF_THERE, Record, SharedTable, SharedTransaction, is_key
@@ -354,6 +354,8 @@ class ClusterBatch(ClusterView, Batch):
 
     # Blobs ---------------------------------------------------------------------------------------
     def ensure_blob(self, publication: Publication) -> None:
+        if publication.directory == AWAY:
+            return  # others may have it as well: this node has no record of it
         known = self.blob(publication.digest)
         super().ensure_blob(publication)
         if known is None or not known.references:

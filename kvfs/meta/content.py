@@ -10,6 +10,7 @@ from kvfs.errors import NamespaceError
 from kvfs.meta import records, tree
 from kvfs.meta.batch import Batch, is_loose
 from kvfs.meta.contract import (
+    AWAY,
     DIGEST_BYTES,
     Blob,
     ChunkInfo,
@@ -180,7 +181,7 @@ def give_up(batch: Batch, digest: bytes) -> list[GivenUp]:
     blob = _send_away(batch, digest)
     if blob is None:
         return []
-    if blob.directory == records.AWAY:
+    if blob.directory == AWAY:
         return [GivenUp(digest, None)]
     intend(batch, [(digest, blob.directory)])
     return [GivenUp(digest, blob.directory)]
@@ -191,8 +192,8 @@ def _send_away(batch: Batch, digest: bytes) -> Blob | None:
     blob = batch.blob(digest)
     if blob is None or not blob.references:
         return None
-    if blob.directory != records.AWAY:
-        batch.move_blob(blob, records.AWAY, 0)
+    if blob.directory != AWAY:
+        batch.move_blob(blob, AWAY, 0)
     return blob
 
 

@@ -26,6 +26,7 @@ from kvfs.names import ChunkKeys
 
 ROOT_INO = 1
 DIGEST_BYTES = 16
+AWAY = 2**16 - 1  # in place of a directory: the bytes are not here, but in tiers (`TierRecords`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class Publication:
 
     By `ino`: the inode gets the digest (size, mtime, ctime change). By `path`: missing parents are
     made (0o755, `uid`, `gid`) and a new inode takes the name, over whatever file held it, as by
-    rename; the file it replaced loses that name.
+    rename; the file it replaced loses that name. With `AWAY` as its directory a file is named
+    whose bytes are in tiers only.
     """
 
     digest: bytes

@@ -18,6 +18,7 @@ from kvfs.errors import NamespaceError
 from kvfs.meta import content, tree
 from kvfs.meta.batch import Batch
 from kvfs.meta.contract import (
+    AWAY,
     ROOT_INO,
     Blob,
     Candidate,
@@ -35,7 +36,7 @@ from kvfs.meta.contract import (
     Usage,
 )
 from kvfs.meta.lookups import Lookups
-from kvfs.meta.records import AWAY, pack_ordered
+from kvfs.meta.records import pack_ordered
 from kvfs.meta.tier_tables import TierTables
 from kvfs.meta.view import InodeCache, View, check_name
 from kvfs.names import ChunkKeys

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from kvfs.config import NAME_BYTES_MAX
 from kvfs.errors import Corrupt
-from kvfs.meta.contract import DIGEST_BYTES, ROOT_INO, Blob, ChunkInfo, Inode
+from kvfs.meta.contract import AWAY, DIGEST_BYTES, ROOT_INO, Blob, ChunkInfo, Inode
 
 TIME_NS_MAX = 2**63 - 1
 CHUNK_KEY_BYTES_MAX = 255
 _COUNT_MAX = 2**64 - 1
-AWAY = 2**16 - 1  # the directory of a blob whose bytes only tiers have
 
 _INODE = struct.Struct("<IIIIQqqqqQB")
 _USE = struct.Struct("<I44xQ8xB")  # mode, used_ns and flags of an inode

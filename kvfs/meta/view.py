@@ -12,6 +12,7 @@ from kvfs.config import META_INODES_CACHED_MAX, NAME_BYTES_MAX
 from kvfs.errors import NamespaceError
 from kvfs.meta import records
 from kvfs.meta.contract import (
+    AWAY,
     DIGEST_BYTES,
     ROOT_INO,
     Blob,
@@ -244,7 +245,7 @@ class View:
         raw = self.txn.get(pack_native(ino), db=self.tables.inode)
         use = None if raw is None else records.use_of(raw)
         blob = None if use is None else self.blob(use.digest)
-        if use is None or blob is None or blob.directory == records.AWAY:
+        if use is None or blob is None or blob.directory == AWAY:
             return None
         return Candidate(
             ino,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfs.meta.contract import ROOT_INO, MetaEngine
+from kvfs.meta.contract import AWAY, ROOT_INO, MetaEngine
 from kvfs.meta.tier_contract import Holding, HoldingChange, TierLoad
 from tests.contract.meta_suite import T0, chunk, digest, publication
 
@@ -177,3 +177,19 @@ class MetaTiersSuite:
         namespace = meta.resolve([b"kv/m@f"])[0]
         assert namespace is not None
         assert len(meta.children(namespace.ino, b"a", 0, 9)) == 1
+
+    def test_a_name_is_given_to_what_only_tiers_have(self, meta: MetaEngine) -> None:
+        meta.note_holdings([HoldingChange(digest(1), 101, gained=1)])
+        away = publication(1, b"d/f", directory=AWAY, allocated_bytes=0)
+        meta.publish([away], T0)
+        assert meta.sizes([b"d/f"]) == [101]
+        assert meta.blobs([digest(1)]) == [None]
+        assert meta.usage().blobs == 0
+        assert meta.coldest(9) == []
+        meta.publish([publication(2, b"here")], T0)
+        meta.publish([publication(2, b"too", directory=AWAY, allocated_bytes=0)], T0)
+        [blob] = meta.blobs([digest(2)])
+        assert blob is not None and (blob.directory, blob.references) == (0, 2)
+        assert meta.add_copy(publication(1, directory=1))
+        [blob] = meta.blobs([digest(1)])
+        assert blob is not None and (blob.directory, blob.references) == (1, 1)
