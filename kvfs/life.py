@@ -108,6 +108,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
 async def _rebuild(node: Node, reason: str) -> str:
     """Give chunk files their names again; what a person is to know of all others."""
     log.warning("%s: rebuilding names from chunk files", reason)
+    node.has_lost_names = True
     named, collected = await rebuild(node), await collect_garbage(node)
     log.info("rebuilt %d names; %s", named, collected)
     lost = "all names that were not of chunk files are lost"

@@ -113,6 +113,7 @@ class Node:
         self.open_blobs = OpenBlobs(engine)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
+        self.has_lost_names = False  # when it started, but for those of chunk files
         self.is_searching = False  # for its own files, as long as it may take
         self.publisher = Publisher(
             directories,

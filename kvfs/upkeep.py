@@ -99,7 +99,8 @@ def unknown_blobs(
 
 
 async def rebuild(node: Node) -> int:
-    """Give chunk files that lost their metadata their names back, from their headers; how many.
+    """Give chunk files that lost their metadata their names back, from their headers, here and in
+    tiers; how many.
 
     Only names are rebuilt here: bytes are checked when they are read, like all others. Names that
     exist are newer, and stay as they are. Blobs that no header names stay for `collect_garbage`.
@@ -114,6 +115,8 @@ async def rebuild(node: Node) -> int:
             batches = directory.scan()
             while batch := await trio.to_thread.run_sync(next_batch, batches):
                 rebuilt += await name_chunks(node, index, batch)
+        if node.tiering is not None:
+            rebuilt += await node.tiering.rebuild_locked()
     return rebuilt
 
 
@@ -164,7 +167,7 @@ def _read_publications(
                     allocated_bytes=allocated_bytes(status),
                     directory=index,
                     mtime_ns=status.st_mtime_ns,
-                    path=_path_of(header),
+                    path=path_of(header),
                     uid=os.geteuid(),
                     gid=os.getegid(),
                     chunk=chunk_info(header),
@@ -179,5 +182,6 @@ def _read_publications(
     return publications
 
 
-def _path_of(header: ChunkHeader) -> bytes:
+def path_of(header: ChunkHeader) -> bytes:
+    """Where a chunk file belongs."""
     return chunk_path(namespace_path(header.model, header.fingerprint), header.key)

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from kvfs.config import TIER_CLOSE_S
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.tiering.behind import WriteBehind
@@ -26,6 +26,7 @@ from kvfs.tiering.describe import Meter, describe_tiers
 from kvfs.tiering.holdings import Holdings
 from kvfs.tiering.opening import ConfiguredTier, Opening, place_of
 from kvfs.tiering.reads import Reads
+from kvfs.tiering.rebuild import rebuild_from_tier
 from kvfs.tiering.room import Room
 from kvfs.tiering.scan import Scan
 from kvfs.tiers.contract import WritableTier
@@ -68,6 +69,8 @@ class Tiering:
                 await nursery.start(self.behind.run)
                 nursery.start_soon(self._scan.run)
                 nursery.start_soon(self._meter.run)
+                if self._node.has_lost_names:
+                    nursery.start_soon(self._rebuild_lost)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -193,6 +196,28 @@ class Tiering:
                 self._node.publisher.take_away(one.digest, one.directory)
         self._node.meta.bury([one.digest for one in given if one.directory is not None])
         return [one.digest for one in given]
+
+    # Names ----------------------------------------------------------------------------------------
+    async def rebuild_locked(self) -> int:
+        """Give chunk files that lie in tiers the names again that were lost with the metadata; how
+        many. For who holds `Node.upkeep_lock`. In a cluster names are not lost with a node."""
+        if self._node.neighbours is not None:
+            return 0
+        named = 0
+        for one in self.open_tiers():
+            try:
+                named += await rebuild_from_tier(self._node, one)
+            except Unavailable as error:
+                log.warning("not all names can be found again: %s", error)
+        return named
+
+    async def _rebuild_lost(self) -> None:
+        """After a start that had to rebuild names, from what lay here."""
+        async with self._node.upkeep_lock:
+            named = await self.rebuild_locked()
+        if named:
+            self._node.notices.append(f"{named} chunk files in tiers have their names back")
+            log.info("%s", self._node.notices[-1])
 
     # What people see ------------------------------------------------------------------------------
     def describe(self) -> dict[str, Any]:

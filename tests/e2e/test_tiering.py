@@ -17,6 +17,7 @@ from kvfs.digest import digest_of
 from scripts.redis_rig import redis_server
 from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server
 from tests.conftest import StartMount, StartNode
+from tests.own_node import chunk_file
 from tests.processes import wait_until
 
 STORE = 'max_bytes = "24MiB"\n'
@@ -257,6 +258,35 @@ def test_nodes_of_a_cluster_share_what_only_a_tier_has(
             assert [load(two, b"f%d" % n) for n in range(50)] == [data_of(n) for n in range(50)]
         for node in (a, b):  # while there is a server
             assert node.stop() == 0
+
+
+@pytest.mark.parametrize("is_wiped", [True, False])
+def test_names_of_chunk_files_are_found_again_in_tiers(
+    start_node: StartNode, tmp_path: Path, is_wiped: bool
+) -> None:
+    config = tier("scratch", tmp_path / "tier")
+    node = start_node(config=config)
+    chunks = dict(chunk_file(number) for number in range(1, 6))
+    with Client(node.store) as client:
+        store(client, chunks)
+        store(client, {b"other": b"no chunk" * 1000})
+        wait_copied(client)
+        client.evict_copies(list(chunks))
+    assert node.stop() == 0
+    if is_wiped:
+        shutil.rmtree(node.store)
+    else:
+        (node.store / "meta" / "running").write_text("of another start of the machine")
+    node = start_node(config=config, allow="rebuilding names")
+    with Client(node.store) as client:
+        if is_wiped:
+            assert client.lookup(list(chunks)) == [None] * 5
+            assert client.rebuild() == 5
+        wait_until(lambda: None not in client.lookup(list(chunks)))
+        assert {path: load(client, path) for path in chunks} == chunks
+        assert client.stat(b"other") is None
+        namespace = next(iter(chunks)).rsplit(b"/", 2)[0]
+        assert len(client.children(namespace, b"")) == 5
 
 
 def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
