@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class TokenBucket:
             self._left_bytes -= bytes_wanted  # below 0 for more than a burst: who is next waits
             return 0.0
         return missing / self._bytes_per_s if self._bytes_per_s > 0 else None
+
+    def empty(self, now_s: float) -> None:
+        """Let nothing through that was saved up until now."""
+        self._left_bytes = min(0.0, self._left_bytes)
+        self._at_s = max(self._at_s, now_s)
 
     def _fill(self, now_s: float) -> None:
         more = max(0.0, now_s - self._at_s) * self._bytes_per_s
@@ -75,6 +81,7 @@ class RigTier(WritableTier):
         self._random = random.Random(seed)
         self._bucket: TokenBucket | None = None
         self._changed = threading.Condition()
+        self._line: deque[object] = deque()  # who waits for bytes; the next first
         self.set_rate(bytes_per_s)
 
     def set_rate(self, bytes_per_s: float | None) -> None:
@@ -88,6 +95,12 @@ class RigTier(WritableTier):
             else:
                 self._bucket.set_rate(bytes_per_s, now_s)
             self._changed.notify_all()
+
+    def drain(self) -> None:
+        """What a pause has saved up is gone."""
+        with self._changed:
+            if self._bucket is not None:
+                self._bucket.empty(self._clock())
 
     def set_frozen(self, is_frozen: bool) -> None:
         """Calls under way are frozen as well, and go on when it thaws."""
@@ -147,12 +160,21 @@ class RigTier(WritableTier):
                 self._wait(None if self.troubles.is_frozen else until_s - self._clock(), end_s)
 
     def _pass(self, count: int, end_s: float) -> None:
+        """Wait for so many bytes, in the order in which they were asked for."""
+        turn = object()
         with self._changed:
-            while True:
-                wait_s = self._bucket.take(count, self._clock()) if self._bucket else 0.0
-                if wait_s == 0.0 and not self.troubles.is_frozen:
-                    return
-                self._wait(None if self.troubles.is_frozen else wait_s, end_s)
+            self._line.append(turn)
+            try:
+                while True:
+                    wait_s: float | None = None
+                    if self._line[0] is turn and not self.troubles.is_frozen:
+                        wait_s = self._bucket.take(count, self._clock()) if self._bucket else 0.0
+                        if wait_s == 0.0:
+                            return
+                    self._wait(wait_s, end_s)
+            finally:
+                self._line.remove(turn)
+                self._changed.notify_all()
 
     def _wait(self, wait_s: float | None, end_s: float) -> None:
         left_s = self._left_s(end_s)

@@ -2,11 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import TracebackType
 from typing import Self
 
-from kvfs.schedule.words import Outcome
+from kvfs.schedule import Outcome
 from kvfs.transfer.memory import Memory, Place
 from kvfs.transfer.words import Ending, JobEnd, Slot, WantedChunk
 
@@ -165,12 +165,25 @@ class Task:
         self.end_s = end_s  # when it is late, by the monotonic clock
         self.largest_bytes = max((chunk.size_bytes for chunk in job.chunks), default=0)
         self.places: dict[int, Place] = {}  # of chunks that are being read
-        self.troubles: dict[int, Outcome] = {}  # the worst that tiers did with chunks
-        self.missing: dict[int, set[int]] = {}  # tiers that do not have a chunk after all
         self.bare = 0  # chunks that have no slot of the pool yet
         self.handing = 0  # chunks that are being handed over, those that wait for it among them
         self.waiting: dict[int, Place] = {}  # whole chunks, to whose memory a call may still write
         self.writing = 0  # who writes to memory that the caller brought
+        self.troubles: dict[int, Outcome] = {}  # the worst that tiers did with chunks
+        self.missing: dict[int, set[int]] = {}  # tiers that do not have a chunk after all
         self.is_read = False  # the schedule is done with it
         self.is_told = False  # and the caller knows
         self.ending = Ending.DONE
+
+    def note_trouble(self, chunk: int, outcome: Outcome, tier: int) -> None:
+        """A tier did not give a chunk."""
+        if outcome is Outcome.MISSING:
+            self.missing.setdefault(chunk, set()).add(tier)
+        elif outcome is not Outcome.CANCELLED and self.troubles.get(chunk) is not Outcome.CORRUPT:
+            self.troubles[chunk] = outcome
+
+    def note_lost(self, chunk: int, tiers: Set[int]) -> None:
+        """No tier gives a chunk; `tiers` are there now."""
+        known = tiers & set(self.job.chunks[chunk].tiers)
+        is_missing = known <= self.missing.pop(chunk, set())
+        self.troubles.setdefault(chunk, Outcome.MISSING if is_missing else Outcome.FAILED)

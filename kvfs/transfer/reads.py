@@ -9,7 +9,7 @@ import xxhash
 from kvfs.config import TRANSFER_PIECE_BYTES, TierKind
 from kvfs.errors import TierBusy, TierTrouble
 from kvfs.hashers import PieceDigest
-from kvfs.schedule.words import Outcome, StartRead
+from kvfs.schedule import Outcome, StartRead
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Task
 from kvfs.transfer.memory import Memory, Part

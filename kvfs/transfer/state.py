@@ -9,9 +9,8 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import assert_never
 
-from kvfs.errors import QueueFull
-from kvfs.schedule.machine import Schedule
-from kvfs.schedule.words import (
+from kvfs.errors import QueueFull, Unavailable
+from kvfs.schedule import (
     Action,
     CancelRead,
     CheckChunk,
@@ -26,10 +25,11 @@ from kvfs.schedule.words import (
     KeepRead,
     Outcome,
     ReadEnded,
+    Schedule,
     StartRead,
     Tick,
 )
-from kvfs.schedule.words import Memory as Into
+from kvfs.schedule import Memory as Into
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Task
 from kvfs.transfer.memory import Memory, Part, Place, Role
@@ -49,32 +49,29 @@ class State:
         self.tasks: dict[int, Task] = {}  # until they are over
         self.reads: dict[int, Read] = {}  # under way
         self.tally = Tally()
+        self.is_closed = False  # no job may begin
         self._untold = 0  # jobs that have begun and do not know that they are over
         self.bare = 0  # chunks that have no slot of the pool yet
         self._todo = Todo()
         self._events: deque[Event] = deque()
-        self._ends: list[tuple[int, int]] = []  # when jobs are late, and their numbers
+        self._deadlines: list[tuple[int, int]] = []  # of jobs, a heap: when, and which
 
     def take_todo(self) -> Todo:
         """What is to be done, once."""
         todo, self._todo = self._todo, Todo()
         if isinstance(self.supply, PoolSupply):
-            todo.is_unbalanced = self.supply.has_surplus(self.bare, is_reading=self._is_reading)
+            todo.is_unbalanced = self.supply.has_surplus(self.bare, is_reading=bool(self.tasks))
         return todo
-
-    @property
-    def _is_reading(self) -> bool:
-        return bool(self.tasks)
 
     @property
     def wake_ns(self) -> int | None:
         """When `wake` is due, if nothing happens before."""
-        while self._ends and self._ends[0][1] not in self.tasks:
-            heappop(self._ends)
+        while self._deadlines and self._deadlines[0][1] not in self.tasks:
+            heappop(self._deadlines)
         wake_ns = self.schedule.wake_ns
-        if not self._ends:
+        if not self._deadlines:
             return wake_ns
-        return self._ends[0][0] if wake_ns is None else min(wake_ns, self._ends[0][0])
+        return self._deadlines[0][0] if wake_ns is None else min(wake_ns, self._deadlines[0][0])
 
     def is_at_rest(self) -> bool:
         """Whether all jobs know that they are over, and no tier is reading."""
@@ -88,14 +85,17 @@ class State:
 
     def wake(self, now_ns: int) -> None:
         """Time has passed."""
-        while self._ends and self._ends[0][0] <= now_ns:
-            task = self.tasks.get(heappop(self._ends)[1])
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            task = self.tasks.get(heappop(self._deadlines)[1])
             if task is not None:
                 self.cancel(task, Ending.LATE, now_ns)
         self.tell(Tick(), now_ns)
 
     def add(self, task: Task, priority: int, now_ns: int) -> None:
-        """A job begins. Raises `QueueFull`: nothing has changed then."""
+        """A job begins. Raises `QueueFull`, and `Unavailable` when there are to be none any more:
+        nothing has changed then."""
+        if self.is_closed:
+            raise Unavailable("this transfer is closed; nothing is read any more")
         job = task.job
         chunks = tuple(Chunk(chunk.size_bytes, chunk.tiers) for chunk in job.chunks)
         is_pooled = isinstance(self.supply, PoolSupply)
@@ -109,8 +109,8 @@ class State:
             del self.tasks[job.number]
             raise
         self._untold += 1
-        heappush(self._ends, (round(task.end_s * 1e9), job.number))
-        self._limit_scratch()
+        heappush(self._deadlines, (round(task.end_s * 1e9), job.number))
+        self._note(self.supply.begin(task.largest_bytes))
         self._drain(now_ns)
 
     def cancel(self, task: Task, ending: Ending, now_ns: int) -> None:
@@ -143,13 +143,11 @@ class State:
             if memory.writers == 0 and read.chunk in task.waiting:
                 self._hand_over_from(task, read.chunk, task.waiting.pop(read.chunk))
         digest = task.job.chunks[read.chunk].digest
+        if outcome is not Outcome.LANDED:
+            task.note_trouble(read.chunk, outcome, read.tier_number)
         if outcome is Outcome.CORRUPT:
-            self._note_trouble(task, read.chunk, outcome)
             self._todo.work.append(Wrong(read.tier_number, read.tier, digest))
-        elif outcome is Outcome.FAILED:
-            self._note_trouble(task, read.chunk, outcome)
         elif outcome is Outcome.MISSING:
-            task.missing.setdefault(read.chunk, set()).add(read.tier_number)
             self._todo.work.append(Gone(read.tier_number, digest))
         self._obey(self.schedule.handle(ReadEnded(read.number, outcome), now_ns))
         del self.reads[read.number]  # not before: it may be kept
@@ -164,14 +162,7 @@ class State:
         place = task.places.get(chunk)
         if place is not None:
             if outcome is Outcome.CORRUPT:
-                self._note_trouble(task, chunk, outcome)
-                digest = task.job.chunks[chunk].digest
-                givers = {part.tier_number: part.tier for part in check.parts}
-                for number, tier in givers.items():
-                    self._todo.work.append(Wrong(number, tier, digest))
-                for part in place.parts:
-                    self._drop(part.memory)
-                place.parts.clear()
+                self._forget_parts(task, chunk, place)
             checked = ChunkChecked(task.job.number, chunk, outcome)
             self._obey(self.schedule.handle(checked, now_ns))
         self._drain(now_ns)
@@ -213,7 +204,7 @@ class State:
     def balance(self, now_ns: int) -> Balance:
         """What is to be done with the pool now."""
         assert isinstance(self.supply, PoolSupply)
-        balance, event = self.supply.balance(self.bare, is_reading=self._is_reading)
+        balance, event = self.supply.balance(self.bare, is_reading=bool(self.tasks))
         if event is not None:
             self.tell(event, now_ns)
         return balance
@@ -314,9 +305,7 @@ class State:
 
     def _lose(self, task: Task, chunk: int) -> None:
         self.tally.lost_chunks += 1
-        known = {number for number in task.job.chunks[chunk].tiers if number in self.tiers}
-        is_missing = known <= task.missing.pop(chunk, set())
-        task.troubles.setdefault(chunk, Outcome.MISSING if is_missing else Outcome.FAILED)
+        task.note_lost(chunk, self.tiers.keys())
         place = task.places.pop(chunk, None)
         if place is not None:
             self._let_go(place)
@@ -324,17 +313,22 @@ class State:
             task.bare -= 1
             self.bare -= 1
 
-    def _note_trouble(self, task: Task, chunk: int, outcome: Outcome) -> None:
-        """The worst is kept."""
-        if task.troubles.get(chunk) is not Outcome.CORRUPT:
-            task.troubles[chunk] = outcome
+    def _forget_parts(self, task: Task, chunk: int, place: Place) -> None:
+        """Together they are wrong; which of them nobody knows."""
+        digest = task.job.chunks[chunk].digest
+        for number, tier in {part.tier_number: part.tier for part in place.parts}.items():
+            task.note_trouble(chunk, Outcome.CORRUPT, number)
+            self._todo.work.append(Wrong(number, tier, digest))
+        for part in place.parts:
+            self._drop(part.memory)
+        place.parts.clear()
 
     # Ends -----------------------------------------------------------------------------------------
     def _end_if_over(self, task: Task) -> None:
         if task.is_read and not task.handing and task.job.number in self.tasks:
             del self.tasks[task.job.number]
             self._todo.work.append(Over(task))
-            self._limit_scratch()
+            self._note(self.supply.end(task.largest_bytes))
 
     def _stop_writing(self, task: Task) -> None:
         task.writing -= 1
@@ -349,14 +343,9 @@ class State:
         """One user less."""
         memory.users -= 1
         if memory.users == 0:
-            event = self.supply.free(memory)
-            if event is not None:
-                self._events.append(event)
+            self._note(self.supply.free(memory))
 
-    def _limit_scratch(self) -> None:
-        """The largest chunk of all jobs may be another."""
-        if isinstance(self.supply, PlainSupply):
-            largest_bytes = max((task.largest_bytes for task in self.tasks.values()), default=0)
-            event = self.supply.limit(largest_bytes)
-            if event is not None:
-                self._events.append(event)
+    def _note(self, event: Event | None) -> None:
+        """The schedule is to be told when it has been obeyed."""
+        if event is not None:
+            self._events.append(event)

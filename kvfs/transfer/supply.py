@@ -8,11 +8,12 @@ kept for repeated reads, else there would be none just when a tier hangs.
 Under the lock of the transfer, but for the calls of the pool, which are the caller's to make.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvfs import config
 from kvfs.file_io import allocate
-from kvfs.schedule.words import MemoryFreed
+from kvfs.schedule import MemoryFreed
 from kvfs.transfer.memory import Memory, Role
 from kvfs.transfer.words import Pool, Slot
 
@@ -30,6 +31,7 @@ class PlainSupply:
 
     def __init__(self, scratch_reads: int) -> None:
         self._reads_max = scratch_reads
+        self._largest: Counter[int] = Counter()  # jobs by the size of their largest chunk
         self._wanted = 0  # reads that may have memory of their own
         self._told = 0  # the same as the schedule knows it: more, until some that have it end
         self.scratch_reads = 0  # that have it
@@ -48,13 +50,22 @@ class PlainSupply:
             return None
         return MemoryFreed(scratch=1)
 
-    def limit(self, largest_bytes: int) -> MemoryFreed | None:
-        """The largest chunk of all jobs is so large now: 0 for no job. What the schedule is to be
-        told."""
-        self._wanted = 0
-        if largest_bytes:
-            fits = config.TRANSFER_SCRATCH_BYTES // largest_bytes
-            self._wanted = max(1, min(self._reads_max, fits))
+    def begin(self, largest_bytes: int) -> MemoryFreed | None:
+        """A job begins whose largest chunk is so large. What the schedule is to be told."""
+        self._largest[largest_bytes] += 1
+        return self._limit()
+
+    def end(self, largest_bytes: int) -> MemoryFreed | None:
+        """It is over."""
+        self._largest[largest_bytes] -= 1
+        if not self._largest[largest_bytes]:
+            del self._largest[largest_bytes]
+        return self._limit()
+
+    def _limit(self) -> MemoryFreed | None:
+        largest_bytes = max(self._largest, default=0)
+        fits = config.TRANSFER_SCRATCH_BYTES // max(1, largest_bytes)
+        self._wanted = max(1, min(self._reads_max, fits)) if self._reads_max else 0
         change = max(self._wanted - self._told, self.scratch_reads - self._told)
         self._told += change
         return MemoryFreed(scratch=change) if change else None
@@ -91,6 +102,12 @@ class PoolSupply:
         self._scratch.append(memory.slot)
         self.scratch_reads -= 1
         return MemoryFreed(scratch=1)
+
+    def begin(self, largest_bytes: int) -> None:
+        """A job begins: slots are all of one size."""
+
+    def end(self, largest_bytes: int) -> None:
+        """It is over: what it does not need any more is seen when all is balanced."""
 
     def stock(self, slots: list[Slot]) -> MemoryFreed:
         """Slots were taken from the pool. The first is for a chunk, then come a few for reads that

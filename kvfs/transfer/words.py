@@ -6,8 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from kvfs.config import TierKind
-from kvfs.schedule.views import TierView
-from kvfs.schedule.words import Outcome
+from kvfs.schedule import Outcome, TierView
 from kvfs.tiers.counters import TierCounters
 
 
