@@ -1,0 +1,95 @@
+"""Nodes whose tier hangs: the node answers all the while, loses nothing, and goes on afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from kvfs.config import MIB
+from tests.conftest import StartNode
+from tests.e2e.test_tiering import data_of, files_in, load, names_of, store, tiering_of, wait_copied
+from tests.mounts import is_mounted
+from tests.processes import wait_until
+
+ROOT = Path(__file__).parents[2]
+ANSWER_S = 2.0  # of a node that waits for nothing; a hang lasts longer
+
+
+class HangingFiles:
+    """A file system whose server can be stopped."""
+
+    def __init__(self, root: Path, mountpoint: Path) -> None:
+        self.root, self.mountpoint = root, mountpoint
+        root.mkdir()
+        mountpoint.mkdir()
+        program = ROOT / "tests/hanging_files.py"
+        self._process = subprocess.Popen([sys.executable, program, root, mountpoint])
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.go_on()
+        subprocess.run(["umount", "-l", self.mountpoint], check=False, timeout=30)
+        self._process.kill()
+        self._process.wait(30)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[HangingFiles]:
+    files = HangingFiles(tmp_path / "root", tmp_path / "mounted")
+    try:
+        wait_until(lambda: is_mounted(files.mountpoint))
+        yield files
+    finally:
+        files.close()
+
+
+def answers_within(client: Client, seconds: float) -> None:
+    """The node's thread is held by nothing."""
+    began_s = time.monotonic()
+    client.status()
+    assert time.monotonic() - began_s < seconds
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_tier_that_hangs_keeps_nobody_but_who_wants_what_only_it_has(
+    start_node: StartNode, hanging: HangingFiles, tmp_path: Path
+) -> None:
+    more = "read_deadline_s = 3\nwrite_deadline_s = 3\n"
+    slow = f'[[tiers]]\nname = "slow"\nkind = "shared"\npath = "{hanging.mountpoint}/t"\n{more}'
+    good = f'[[tiers]]\nname = "good"\nkind = "shared"\npath = "{tmp_path}/good"\n'
+    rules = '[[tier_copies]]\nprefix = "slow/"\ncopies = 1\n'
+    node = start_node(config=rules + slow + good, allow="slow")
+    with Client(node.store) as client, Client(node.store, deadline_s=60) as reader:
+        store(client, {b"slow/1": data_of(1), b"both/2": data_of(2)})
+        wait_copied(client)
+        assert client.evict_copies([b"slow/1", b"both/2"]) == (2, 2)
+        hanging.stop()
+        found: list[bytes | None] = []
+        waiting = threading.Thread(target=lambda: found.append(load(reader, b"slow/1")))
+        waiting.start()
+        store(client, {b"both/%d" % n: data_of(n) for n in range(3, 6)})
+        answers_within(client, ANSWER_S)
+        assert load(client, b"both/2") == data_of(2)  # from the tier that answers
+        wait_until(lambda: names_of(range(2, 6)) <= files_in(tmp_path / "good"))
+        answers_within(client, ANSWER_S)
+        waiting.join(60)
+        assert found == [None]  # a miss, by the read's deadline
+        assert client.lookup([b"slow/1"]) == [MIB]  # and no loss
+        hanging.go_on()
+        wait_until(lambda: load(client, b"slow/1") == data_of(1), 40)
+        wait_until(lambda: names_of(range(1, 6)) <= files_in(hanging.root / "t"), 60)
+        wait_copied(client)
+        assert tiering_of(client)["behind"]["dropped_files"] == 0
