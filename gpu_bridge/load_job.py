@@ -63,6 +63,7 @@ class LoadJob:
         self._reads: list[Job] = []
         self._failed_token: int | None = None
         self._suspects: set[bytes] = set()
+        self._doubted: set[tuple[int, int]] = set()
 
     def begin_open(self, first: int) -> bool:
         """Whether the chunks from one on are to be opened now; True once for each."""
@@ -96,6 +97,11 @@ class LoadJob:
         with self._lock:
             return not self._is_shut and not self._is_behind_failure(chunk)
 
+    def doubt(self, chunk: ChunkLoad) -> None:
+        """Some place had wrong bytes for it: if no other has it, it must be written anew."""
+        with self._lock:
+            self._doubted.add(_key(chunk))
+
     def finish_chunk(self, chunk: ChunkLoad, failure: Failure | None) -> tuple[bool, bool]:
         """Whether this was not said of the chunk before, which else changes nothing, and whether it
         was the last."""
@@ -105,7 +111,8 @@ class LoadJob:
             self._left.discard(_key(chunk))
             if failure is not None:
                 self._fail_from(chunk.chunk.token_start)
-            if failure in (Failure.CORRUPT, Failure.FOREIGN):
+            is_doubted = _key(chunk) in self._doubted and failure not in (None, Failure.CANCELLED)
+            if is_doubted or failure in (Failure.CORRUPT, Failure.FOREIGN):
                 self._suspects.add(chunk.chunk.hash)
             return True, not self._left
 

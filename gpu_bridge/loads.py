@@ -86,8 +86,10 @@ class Loader:
         self._workers = Workers(_LOCATING_THREADS, "kvfs-load")
         self._copies = threading.Semaphore(threads)
         self._slot_bytes = staging.slot_bytes
-        share = StagingShare(staging, max(threads, (staging.count - 1) // 2))
-        scratch_reads = min(TRANSFER_SCRATCH_READS, share.count // 4)
+        # The half that saves leave to loads, but where that is too little.
+        half = (staging.count - 1) // 2
+        share = StagingShare(staging, min(max(half, threads + 1), staging.count - 1))
+        scratch_reads = min(TRANSFER_SCRATCH_READS, max(1, share.count // 4), share.count - 1)
         self._transfer = Transfer(share, scratch_reads=scratch_reads, on_gone=complaints.note_gone)
         staging.watch(self._transfer.note_room)
         limits = replace(TIER_LIMITS[TierKind.NVME], reads_max=threads)
@@ -266,6 +268,8 @@ class Loader:
         place = part.places[number]
         assert place is not None
         if not place.is_here and not part.is_last:
+            if end.why[number] is Outcome.CORRUPT:
+                part.job.doubt(part.loads[number])
             return None
         digest = place.file.digest.hex()
         if place.is_short or end.why[number] is Outcome.CORRUPT:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvfs.client_files import OpenFile, Staged, StagedFile
 from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace, Unavailable
-from kvfs.located import Located, LocatedFile
+from kvfs.located import NOWHERE, Located, LocatedFile, ToldTiers
 from kvfs.meta.contract import ChunkInfo
 from kvfs.names import ChunkKeys
 
@@ -28,6 +28,12 @@ class MemoryNode:
         self.open_staged: dict[int, int] = {}
         self.is_away = False
         self.is_full = False
+        self.tiers_told = ToldTiers(1, {})
+        self.tiers_of: dict[
+            bytes, tuple[int, ...]
+        ] = {}  # of files, the numbers of those that have it
+        self.only_in_tiers: set[bytes] = set()
+        self.gone: list[tuple[int, bytes]] = []
         self.before: Callable[[str], None] = lambda name: None
         self._lock = threading.Lock()
         self._token = 0
@@ -63,15 +69,31 @@ class MemoryNode:
 
     def open(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
         self._note("open")
-        return [self._open(path) if path in self.files else None for path in paths]
+        here = self.files.keys() - self.only_in_tiers
+        return [self._open(path) if path in here else None for path in paths]
 
     def locate(self, paths: Sequence[bytes]) -> Located:
-        """All that there is lies here."""
-        files = [
-            None if file is None else LocatedFile(file.size_bytes, file.digest, file.fd, 0, (), ())
-            for file in self.open(paths)
-        ]
-        return Located(1, list(files))
+        self._note("locate")
+        files: list[LocatedFile | None] = []
+        for path in paths:
+            tiers = self.tiers_of.get(path, ())
+            if path not in self.files:
+                files.append(None)
+            elif path in self.only_in_tiers:
+                size_bytes, digest = len(self.files[path]), self.digests[path]
+                files.append(LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ()))
+            else:
+                here = self._open(path)
+                files.append(LocatedFile(here.size_bytes, here.digest, here.fd, 0, tiers, ()))
+        return Located(self.tiers_told.revision, files)
+
+    def tiers(self) -> ToldTiers:
+        self._note("tiers")
+        return self.tiers_told
+
+    def note_gone(self, gone: Sequence[tuple[int, bytes]]) -> None:
+        self._note("note_gone")
+        self.gone += gone
 
     def _open(self, path: bytes) -> OpenFile:
         fd = os.memfd_create("chunk")

@@ -31,9 +31,14 @@ class Threads:
 
     def start(self, work: Callable[[], None], count_max: int) -> None:
         """Have a thread do something. A new one is made when all have something to do, and there
-        are fewer than `count_max`; else the next that is done takes it. Not after `close`."""
+        are fewer than `count_max`; else the next that is done takes it. After `close` a thread is
+        made for it alone: it is the end of something."""
         with self._lock:
-            assert not self._is_closed
+            if self._is_closed:
+                threading.Thread(
+                    target=self._carry_out, args=(work,), name=self._name, daemon=True
+                ).start()
+                return
             self._waiting += 1
             if self._waiting > self._idle and self._count < count_max:
                 self._count += 1
@@ -60,9 +65,12 @@ class Threads:
                     self._count -= 1
                     return
                 self._waiting -= 1
-            try:
-                work()
-            except Exception:
-                # The edge of this thread: without it nothing behind would be done.
-                log.exception("kvfs: work on %s failed in an unforeseen way", self._name)
+            self._carry_out(work)
             del work  # of what is done nothing is kept while there is no more
+
+    def _carry_out(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            # The edge of this thread: without it nothing behind would be done.
+            log.exception("kvfs: work on %s failed in an unforeseen way", self._name)

@@ -104,6 +104,7 @@ HEADS = (  # of packages; but for one that is pure as a whole, they are empty
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
+    "kvfs.reader",
     "kvfs.tiers", "kvfs.transfer", "gpu_bridge",
 )  # fmt: skip
 

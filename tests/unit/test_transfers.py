@@ -155,7 +155,7 @@ def test_what_is_saved_is_a_chunk_file_and_comes_back(bench: Bench, tmp_path) ->
     outcome = bench.outcome()
     assert outcome.is_whole and not outcome.suspects
     assert bench.memory.blocks() == [*before[:9], *before[1:5], *before[13:]]
-    assert bench.node.calls == ["lookup", "stage", "publish", "open"]
+    assert bench.node.calls == ["lookup", "stage", "publish", "locate"]
 
 
 def test_a_header_with_its_token_ids_is_encoded_once(
@@ -447,5 +447,5 @@ def test_a_long_request_is_opened_in_batches_and_loaded_whole(bench: Bench) -> N
     bench.node.calls.clear()
     bench.load("r", [1 + n % 15 for n in range(2 * count)])
     assert bench.outcome().is_whole
-    assert bench.node.calls.count("open") == 3
+    assert bench.node.calls.count("locate") == 3
     assert bench.counts()["loaded_chunks"] == count
