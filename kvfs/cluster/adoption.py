@@ -17,8 +17,9 @@ import trio
 
 from kvfs.config import ADOPTION_STEP
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
-from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, Publication
+from kvfs.meta.contract import AWAY, ROOT_INO, Changes, Entry, Inode, Publication
 from kvfs.meta.lmdb import LmdbEngine, find_damage
+from kvfs.meta.tier_contract import HoldingChange
 from kvfs.names import escape
 from kvfs.node import Node
 
@@ -89,6 +90,7 @@ class Adoption:
         self._node = node
         self._old = old
         self._read_ahead = read_ahead
+        self._holdings = _Holdings(node, old)
         self.done = Adopted()
 
     async def run(self) -> None:
@@ -146,20 +148,20 @@ class Adoption:
     def _adopt_file(
         self, directory: _Directory, entry: Entry, path: bytes, there: Inode | None
     ) -> list[tuple[int, int]]:
-        """A file whose bytes are here; its number and when it was used last."""
+        """A file whose bytes are here or in tiers; its number and when it was used last."""
         old, meta = entry.inode, self._node.meta
         blob = self._old.blobs([old.digest])[0]
-        if blob is None:
+        if not self._holdings.carry(old.digest, old.size_bytes) and blob is None:
             return []  # of another cluster, whose bytes are elsewhere
-        if self._node.directories[blob.directory] is None:
+        if blob is not None and self._node.directories[blob.directory] is None:
             self.done.absent += 1
             return []
         if there is None and not self._link(directory, entry, path):
             publication = Publication(
                 digest=old.digest,
                 size_bytes=old.size_bytes,
-                allocated_bytes=blob.allocated_bytes,
-                directory=blob.directory,
+                allocated_bytes=0 if blob is None else blob.allocated_bytes,
+                directory=AWAY if blob is None else blob.directory,
                 mtime_ns=old.mtime_ns,
                 path=path,
                 mode=old.mode,
@@ -167,7 +169,9 @@ class Adoption:
                 gid=old.gid,
                 chunk=self._old.chunk(old.ino),
             )
-            if not self._node.publisher.publish_found(publication):
+            if blob is None:
+                self._name_away(publication)
+            elif not self._node.publisher.publish_found(publication):
                 log.info("%s has lost its bytes, or has got others", escape(path))
         found = meta.resolve([path])[0]
         if found is None:
@@ -180,6 +184,10 @@ class Adoption:
             meta.set_pinned(found.ino, True)
         return [(found.ino, old.used_ns)]
 
+    def _name_away(self, publication: Publication) -> None:
+        (named,) = self._node.meta.publish([publication], self._node.now_ns())
+        self._node.notify(named.parent, named.name, named.inode.ino)
+
     def _link(self, directory: _Directory, entry: Entry, path: bytes) -> bool:
         """Give a file that is there already, under another of its names, this one as well."""
         if entry.inode.nlink == 1:
@@ -191,3 +199,22 @@ class Adoption:
                 self._node.notify(directory.ino, entry.name, found.ino)
                 return True
         return False
+
+
+class _Holdings:
+    """What the old database knows of the node's tiers, which may have other numbers there."""
+
+    def __init__(self, node: Node, old: LmdbEngine) -> None:
+        self._node = node
+        self._old = old
+        tiers = () if node.tiering is None else node.tiering.tiers
+        numbers = old.tier_numbers([one.place for one in tiers])
+        self._numbers = [(before, one.number) for before, one in zip(numbers, tiers, strict=True)]
+
+    def carry(self, digest: bytes, size_bytes: int) -> bool:
+        """Have the new database know which tiers have a blob; whether any has."""
+        (before,) = self._old.tier_masks([digest])
+        mask = sum(1 << now for number, now in self._numbers if before >> number & 1)
+        if mask:
+            self._node.meta.note_holdings([HoldingChange(digest, size_bytes, gained=mask)])
+        return bool(mask)

@@ -16,6 +16,12 @@ from kvfs.tiers.opening import open_tier
 log = logging.getLogger(__name__)
 
 
+def place_of(config: TierConfig) -> bytes:
+    """See `ConfiguredTier.place`."""
+    where = f"{config.endpoint} {config.url}" if config.path is None else str(config.path)
+    return f"{config.name}\0{where}".encode(errors="surrogateescape")
+
+
 @dataclass(slots=True, eq=False)
 class ConfiguredTier:
     """A tier as the node has it. `number`: its bit in masks, the same at every start."""
@@ -32,15 +38,14 @@ class ConfiguredTier:
         return self.config.name
 
     @property
+    def place(self) -> bytes:
+        """What makes it the same tier as before: its name, and where it is."""
+        return place_of(self.config)
+
+    @property
     def is_usable(self) -> bool:
         """Whether something may be asked of it now."""
         return self.tier is not None and self.tier.health is not HealthState.DOWN
-
-
-def place_of(config: TierConfig) -> bytes:
-    """What makes a tier the same as before: its name, and where it is."""
-    where = f"{config.endpoint} {config.url}" if config.path is None else str(config.path)
-    return f"{config.name}\0{where}".encode(errors="surrogateescape")
 
 
 class Opening:

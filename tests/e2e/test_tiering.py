@@ -260,6 +260,27 @@ def test_nodes_of_a_cluster_share_what_only_a_tier_has(
             assert node.stop() == 0
 
 
+def test_a_store_that_joins_a_cluster_brings_in_what_only_its_tiers_have(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    tiers = tier("scratch", tmp_path / "tier")
+    node = start_node(config=STORE + tier("other", tmp_path / "other") + tiers)
+    with Client(node.store) as client:
+        store(client, {b"d/f%d" % n: data_of(n) for n in range(4)})
+        wait_copied(client)
+        assert client.evict_copies([b"d/f0", b"d/f1"]) == (2, 2)
+    assert node.stop() == 0
+    with redis_server(tmp_path / "redis") as server:
+        cluster = f'[cluster]\nmetadata = "{server.url}"\n'
+        node = start_node(config=STORE + tiers + cluster)  # its tier has another number now
+        with Client(node.store) as client:
+            paths = [b"d/f%d" % n for n in range(4)]
+            wait_until(lambda: client.lookup(paths) == [MIB] * 4)
+            assert [load(client, path) for path in paths] == [data_of(n) for n in range(4)]
+            assert client.tiers_of([digest_of(data_of(n)) for n in (0, 3)]) == [["scratch"]] * 2
+        assert node.stop() == 0
+
+
 @pytest.mark.parametrize("is_wiped", [True, False])
 def test_names_of_chunk_files_are_found_again_in_tiers(
     start_node: StartNode, tmp_path: Path, is_wiped: bool
