@@ -216,6 +216,12 @@ class Node:
         if self.tiering is None and self.neighbours is None:
             return
         inodes = list(inodes)
+        if self.ahead is not None:
+            self.ahead.note_awaited(inodes)
+        await self.fetch(inodes)
+
+    async def fetch(self, inodes: Sequence[Inode]) -> None:
+        """As `bring`, with no reader who waits for it."""
         if self.tiering is not None:
             await self.tiering.bring(inodes)
         if self.neighbours is not None:
@@ -264,6 +270,8 @@ class Node:
     async def begin_content(self, ino: int, reader: int | None = None) -> int | Arriving:
         """As `open_content`, but a large file that only other nodes have is still on its way."""
         inode = self._published(ino)
+        if self.ahead is not None:
+            self.ahead.note_awaited([inode])
         if self.tiering is not None:
             await self.tiering.bring([inode])
         if self.neighbours is not None:

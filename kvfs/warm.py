@@ -21,8 +21,9 @@ class Warmth(enum.IntEnum):
 
     GONE = 0  # there is no published file of that name
     HERE = 1
-    COMING = 2
-    MISSING = 3  # nobody gives them
+    BROUGHT = 2  # here, and were not when this was asked
+    COMING = 3
+    MISSING = 4  # nobody gives them
 
 
 class Warmer(Catalogue, Protocol):
@@ -74,14 +75,16 @@ def warm_files(warmer: Warmer, paths: Sequence[bytes]) -> Iterator[Warmed]:
     window = _Window()
     while window.fill(files):
         asked = list(window.files.values())
-        warmths = warmer.warm([one.found.path for one in asked])
-        for one, warmth in zip(asked, warmths, strict=True):
-            if warmth is Warmth.COMING:
+        answers = list(zip(asked, warmer.warm([one.found.path for one in asked]), strict=True))
+        for one, warmth in answers:
+            if warmth in (Warmth.COMING, Warmth.BROUGHT):
                 window.note_coming(one)
+        for one, warmth in answers:
+            if warmth is Warmth.COMING:
                 continue
             was_first = window.take(one)
             if warmth is not Warmth.GONE:
-                is_here = warmth is Warmth.HERE
+                is_here = warmth is not Warmth.MISSING
                 yield Warmed(
                     one.found.path,
                     one.found.inode.size_bytes,

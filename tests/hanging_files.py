@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A directory seen through FUSE, by a process that a test may stop: all that touches it then waits.
 
-usage: hanging_files.py DIRECTORY MOUNTPOINT
+usage: hanging_files.py DIRECTORY MOUNTPOINT [SECONDS]
 
 Files are read and written as in the directory, without the kernel's cache. SIGCONT lets it go on.
+SECONDS: how long each read takes, whatever its size.
 """
 
 import errno
@@ -19,8 +20,9 @@ import trio
 class Passing(pyfuse3.Operations):
     """Inode numbers are those of paths that were looked up, for ever: it lives shortly."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, read_s: float) -> None:
         super().__init__()
+        self._read_s = read_s
         self._paths = {pyfuse3.ROOT_INODE: root}
         self._numbers = {root: pyfuse3.ROOT_INODE}
 
@@ -67,6 +69,7 @@ class Passing(pyfuse3.Operations):
         return pyfuse3.FileInfo(fh=fd, direct_io=True), self._attributes(path)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
+        await trio.sleep(self._read_s)
         return os.pread(fh, size, off)
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
@@ -131,11 +134,11 @@ class Passing(pyfuse3.Operations):
 
 
 def main() -> None:
-    directory, mountpoint = sys.argv[1:]
+    directory, mountpoint, *read_s = sys.argv[1:]
     assert stat.S_ISDIR(os.stat(directory).st_mode)
     options = set(pyfuse3.default_options) | {"fsname=hanging-files"}
     options.discard("default_permissions")
-    pyfuse3.init(Passing(directory), mountpoint, options)
+    pyfuse3.init(Passing(directory, float(read_s[0]) if read_s else 0.0), mountpoint, options)
     try:
         trio.run(pyfuse3.main)
     finally:

@@ -13,6 +13,10 @@ class Ahead(Protocol):
         """Requests that wait in an engine will read these files, in this order. Takes no time;
         what is here already costs nothing. Of too many the last are forgotten."""
 
+    def note_awaited(self, inodes: Iterable[Inode]) -> None:
+        """Readers are about to wait for the bytes of these files, which need not be here. Takes no
+        time."""
+
     async def warm(self, inodes: Sequence[Inode], patience_s: float) -> set[bytes]:
         """Bring these files here, for so long; the digests of those that are still on their way,
         and go on coming. What is neither among them nor here nobody gives."""

@@ -96,12 +96,22 @@ class Known:
 
     def _masks(self, inodes: Sequence[Inode]) -> dict[bytes, int]:
         digests = [inode.digest for inode in inodes]
-        return dict.fromkeys(digests, 0)
+        tiering = self._node.tiering
+        if tiering is None:
+            return dict.fromkeys(digests, 0)
+        usable = sum(1 << one.number for one in tiering.tiers if one.is_usable)
+        masks = tiering.masks(digests)
+        return {digest: mask & usable for digest, mask in zip(digests, masks, strict=True)}
 
     @property
     def _charging(self) -> int:
         """The tiers that cost something."""
-        return 0
+        tiering = self._node.tiering
+        mask = 0
+        for one in () if tiering is None else tiering.tiers:
+            if one.config.limits.cost_per_request or one.config.limits.cost_per_gib:
+                mask |= 1 << one.number
+        return mask
 
     def _held_by_peers(self, digests: Sequence[bytes]) -> Collection[bytes]:
         neighbours = self._node.neighbours

@@ -32,6 +32,7 @@ from kvfs.prefetch.successors import Successors
 from kvfs.prefetch.words import (
     Action,
     Asked,
+    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -98,6 +99,8 @@ class Prefetch:
             case Read():
                 self._note_read(event.digest)
                 self._guess(event, now_ns)
+            case Awaited():
+                self._note_read(event.digest)
             case Asked():
                 self._ask(event.cause, event.blobs, now_ns)
             case Ended():

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 import trio
 
 from kvfs.config import (
-    CLUSTER_SLOW_BYTES_S,
     PREFETCH_FETCH_S,
     PREFETCH_LOOK_S,
     PREFETCH_ORDERS_MAX,
@@ -20,15 +19,17 @@ from kvfs.config import (
     PREFETCH_SETTLE_S,
     PREFETCH_STEP,
     PREFETCH_SWEEP_S,
+    TIER_SLOW_BYTES_S,
     PrefetchConfig,
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
-from kvfs.prefetch.known import ANYBODY, PEERS, Known
+from kvfs.prefetch.known import ANYBODY, PEERS, TIERS, Known
 from kvfs.prefetch.machine import Prefetch
 from kvfs.prefetch.words import (
     Asked,
+    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -92,6 +93,13 @@ class Prefetcher:
             self._expected.append(inode)
         self._wake.set()
 
+    def note_awaited(self, inodes: Iterable[Inode]) -> None:
+        """Readers are about to wait for the bytes of these files, which need not be here. Takes no
+        time."""
+        for inode in inodes:
+            if self._machine.is_pending(inode.digest):
+                self._tell(Awaited(inode.digest))
+
     async def warm(self, inodes: Sequence[Inode], patience_s: float) -> set[bytes]:
         """Bring these files here, for so long; the digests of those that are still on their way,
         and go on coming. What is neither among them nor here nobody gives."""
@@ -138,8 +146,10 @@ class Prefetcher:
 
     # What it sees ---------------------------------------------------------------------------------
     def _look(self) -> None:
-        neighbours = self._node.neighbours
+        tiering, neighbours = self._node.tiering, self._node.neighbours
         taken = 0
+        if tiering is not None:
+            taken |= tiering.reads.busy & TIERS
         if neighbours is not None and neighbours.fetching > len(self._from_peers):
             taken |= PEERS
         is_quiet = trio.current_time() >= self._read_s + PREFETCH_SETTLE_S
@@ -171,7 +181,7 @@ class Prefetcher:
 
     async def _promote(self, action: Promote, scope: trio.CancelScope) -> None:
         digest, size_bytes = action.blob.digest, action.blob.size_bytes
-        patience_s = PREFETCH_FETCH_S + size_bytes / CLUSTER_SLOW_BYTES_S
+        patience_s = PREFETCH_FETCH_S + size_bytes / TIER_SLOW_BYTES_S
         scope.deadline = min(scope.deadline, trio.current_time() + patience_s)
         try:
             with scope:
@@ -188,7 +198,10 @@ class Prefetcher:
         """Have a file's bytes here, from where it was decided."""
         digest = action.blob.digest
         files = [f for f in self._known.files([action.blob.ino]) if f.digest == digest]
-        neighbours = self._node.neighbours
+        tiering, neighbours = self._node.tiering, self._node.neighbours
+        if tiering is not None and action.sources & TIERS:
+            for file in files:
+                await tiering.promote(file, action.sources & TIERS)
         if neighbours is not None and action.sources & PEERS:
             self._from_peers.add(digest)
             try:
@@ -196,7 +209,7 @@ class Prefetcher:
             finally:
                 self._from_peers.discard(digest)
         if action.sources & ANYBODY and not self._known.is_here(digest):
-            await self._node.bring(files)
+            await self._node.fetch(files)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`."""

@@ -58,6 +58,13 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """A reader waits for a blob, and has it fetched for itself."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """These are to come here, in this order: EXPECTED or WARM."""
 
@@ -89,7 +96,7 @@ class Look:
     is_quiet: bool = True
 
 
-Event = Read | Asked | Ended | Look | Sweep
+Event = Read | Awaited | Asked | Ended | Look | Sweep
 
 
 # Actions ------------------------------------------------------------------------------------------

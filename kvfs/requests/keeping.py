@@ -2,7 +2,7 @@
 rebuilt."""
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -61,24 +61,21 @@ async def _warm(session: Session, arguments: list[Any], descriptors: list[int]) 
     here = _here(node, published)
     node.renew([inode.ino for inode in published if inode.digest in here])
     away = [inode for inode in published if inode.digest not in here]
-    coming: set[bytes] = set()
+    nearness = dict.fromkeys(here, Warmth.HERE)
     if away and node.ahead is not None:
-        coming = await node.ahead.warm(away, WARM_REPLY_S)
-        here |= _here(node, away)
-    return [_warmth(inode, here, coming) for inode in inodes]
+        nearness |= dict.fromkeys(await node.ahead.warm(away, WARM_REPLY_S), Warmth.COMING)
+        nearness |= dict.fromkeys(_here(node, away), Warmth.BROUGHT)
+    return [
+        nearness.get(inode.digest, Warmth.MISSING)
+        if inode is not None and inode.is_published
+        else Warmth.GONE
+        for inode in inodes
+    ]
 
 
 def _here(node: Node, inodes: Sequence[Inode]) -> set[bytes]:
     blobs = node.meta.blobs([inode.digest for inode in inodes])
     return {blob.digest for blob in blobs if blob is not None}
-
-
-def _warmth(inode: Inode | None, here: Container[bytes], coming: Container[bytes]) -> Warmth:
-    if inode is None or not inode.is_published:
-        return Warmth.GONE
-    if inode.digest in here:
-        return Warmth.HERE
-    return Warmth.COMING if inode.digest in coming else Warmth.MISSING
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

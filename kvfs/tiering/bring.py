@@ -5,10 +5,14 @@ on when nobody waits for it any more."""
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 import trio
 
 from kvfs.config import (
+    SCHEDULE_PRIORITY_IDLE,
     TIER_ASKED_MAX,
     TIER_FETCH_S,
     TIER_FETCHES_MAX,
@@ -32,6 +36,14 @@ log = logging.getLogger(__name__)
 _FILLED_BY_OTHERS = (TierKind.SHARED, TierKind.OBJECT)
 
 
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """A blob that readers wait for."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
 class Bringer:
     """In the node's thread. `nowhere` hears of digests that no tier turned out to have."""
 
@@ -48,7 +60,8 @@ class Bringer:
         self._reads = reads
         self._transfer = transfer
         self._nowhere = nowhere
-        self._under_way: dict[bytes, trio.Event] = {}
+        self._under_way: dict[bytes, _Coming] = {}
+        self._ahead: dict[bytes, trio.CancelScope] = {}  # that nobody waits for
         self._slots = trio.Semaphore(TIER_FETCHES_MAX)
         self._asking = trio.CapacityLimiter(TIER_ASKED_MAX)
         self._nursery: trio.Nursery | None = None  # None: nothing is read (any more)
@@ -87,37 +100,58 @@ class Bringer:
         ]
         if not missing:
             return
-        with self._reads.under_way():
+        with self._reads.under_way(reduce(or_, masks)):
             async with trio.open_nursery() as nursery:
                 for inode in missing:
                     nursery.start_soon(self._wait_for, inode, priority)
 
     async def _wait_for(self, inode: Inode, priority: int) -> None:
-        ended = self._under_way.get(inode.digest)
-        if ended is None:
+        one = self._under_way.get(inode.digest)
+        if one is None:
             if self._nursery is None:
                 return
-            ended = self._under_way[inode.digest] = trio.Event()
-            self._nursery.start_soon(self._bring_one, inode, priority, ended)
+            one = self._under_way[inode.digest] = _Coming()
+            self._nursery.start_soon(self._bring_one, inode, priority, one)
         with trio.move_on_after(_patience_s(inode.size_bytes)):
-            await ended.wait()
+            await one.ended.wait()
 
-    async def _bring_one(self, inode: Inode, priority: int, ended: trio.Event) -> None:
+    async def _bring_one(self, inode: Inode, priority: int, one: _Coming) -> None:
+        digest = inode.digest
         try:
-            async with self._slots:
-                await self._read_into_stage(inode, priority)
+            with one.scope:
+                async with self._slots:
+                    await self._read_into_stage(inode, priority)
         except* (KvfsError, OSError) as group:
             self.failed_files += 1
-            log.warning("blob %s cannot be read from tiers: %s", inode.digest.hex(), _first(group))
+            log.warning("blob %s cannot be read from tiers: %s", digest.hex(), _first(group))
         except* Exception:  # one read must not end the node
-            log.exception("the read of blob %s from tiers met a bug", inode.digest.hex())
+            log.exception("the read of blob %s from tiers met a bug", digest.hex())
         finally:
-            ended.set()
-            del self._under_way[inode.digest]
+            one.ended.set()
+            del self._under_way[digest]
+            if digest in self._ahead:
+                self._ahead[digest].cancel()
 
-    async def _read_into_stage(self, inode: Inode, priority: int) -> None:
+    async def promote(self, inode: Inode, mask: int) -> None:
+        """Have the bytes of a file here from these tiers, as idle work that nobody waits for; it
+        ends when the call is cancelled. A reader who comes meanwhile reads for itself: it does not
+        wait behind idle work, and who is done first ends the other. One call for a blob at a time.
+        Raises `KvfsError` and OSError."""
+        digest = inode.digest
+        if digest in self._under_way or self._node.meta.blobs([digest])[0] is not None:
+            return
+        assert digest not in self._ahead
+        with trio.CancelScope() as self._ahead[digest]:
+            try:
+                await self._read_into_stage(inode, SCHEDULE_PRIORITY_IDLE, mask)
+            finally:
+                del self._ahead[digest]
+        if digest in self._under_way and self._node.meta.blobs([digest])[0] is not None:
+            self._under_way[digest].scope.cancel()
+
+    async def _read_into_stage(self, inode: Inode, priority: int, mask: int = -1) -> None:
         digest, size_bytes = inode.digest, inode.size_bytes
-        tiers = self._numbers(digest)
+        tiers = self._numbers(digest, mask)
         if not tiers:
             return
         async with _staged(self._node, size_bytes) as stage:
@@ -137,8 +171,8 @@ class Bringer:
                         return
             await self._adopt(stage, inode)
 
-    def _numbers(self, digest: bytes) -> tuple[int, ...]:
-        (mask,) = self._holdings.masks([digest])
+    def _numbers(self, digest: bytes, among: int) -> tuple[int, ...]:
+        mask = self._holdings.masks([digest])[0] & among
         numbers = [number for number in self._holdings.numbers if mask >> number & 1]
         return tuple(n for n in numbers if self._holdings.tier(n).tier is not None)
 

@@ -2,8 +2,11 @@
 that. A read that the node does itself is counted. Who gets descriptors reads without the node, and
 is taken to read for a moment."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 
 import trio
 
@@ -15,20 +18,30 @@ class Reads:
 
     def __init__(self) -> None:
         self.count = 0  # under way now
+        self._masks: Counter[int] = Counter()
         self._used_s = float("-inf")
         self._ended = trio.Event()
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """For the length of a read."""
+    def under_way(self, tiers: int = -1) -> Iterator[None]:
+        """For the length of a read, from the tiers of this mask; from any, where it is not
+        known."""
         self.count += 1
+        self._masks[tiers] += 1
         try:
             yield
         finally:
             self.count -= 1
+            self._masks[tiers] -= 1
             if not self.count:
                 self._ended.set()
                 self._ended = trio.Event()
+
+    @property
+    def busy(self) -> int:
+        """A mask of the tiers that are read from now."""
+        self._masks += Counter()  # without those that are not
+        return reduce(or_, self._masks, 0)
 
     def note_use(self) -> None:
         """Descriptors were handed out just now."""

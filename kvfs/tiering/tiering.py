@@ -156,6 +156,10 @@ class Tiering:
         """Have the bytes of these files here that tiers are known to have."""
         await self.bringer.bring(inodes, priority)
 
+    async def promote(self, inode: Inode, mask: int) -> None:
+        """Have the bytes of a file here from these tiers, as idle work; see `Bringer.promote`."""
+        await self.bringer.promote(inode, mask)
+
     async def search(self, inodes: Iterable[Inode]) -> None:
         """The same of files of which nobody is known to have the bytes, as far as tiers that others
         fill have them."""

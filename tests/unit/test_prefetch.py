@@ -20,6 +20,7 @@ from kvfs.prefetch.successors import Successors
 from kvfs.prefetch.words import (
     Action,
     Asked,
+    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -287,9 +288,10 @@ def test_what_a_person_warms_goes_on_beside_readers() -> None:
 def test_what_a_reader_waits_for_is_not_cancelled() -> None:
     rig = Rig(Store(tree={1: [10], 10: []}))
     assert rig.read(1) == [10]
-    assert rig.read(10) == []
+    assert rig.tell(Awaited(digest(10))) == []
     assert rig.tell(Look(DISK, ROOMY)) == []
     assert rig.arrive(10) == []
+    assert rig.read(10) == []
     assert rig.prefetch.tallies[Cause.CHILD].used == 1
 
 

@@ -121,7 +121,7 @@ class FakeNode:
     def watch_uses(self, callback: Callable[[Sequence[int], int | None], None]) -> None:
         self.read = callback
 
-    async def bring(self, inodes: Iterable[Inode]) -> None:
+    async def fetch(self, inodes: Sequence[Inode]) -> None:
         assert self.neighbours is not None
         await self.neighbours.bring(inodes)
 

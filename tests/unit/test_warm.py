@@ -23,8 +23,9 @@ from tests.fake_client import FakeClient
 class Node(FakeClient):
     """Brings `at_once` blobs in each answer; `nowhere` are those that nobody gives."""
 
-    def __init__(self, at_once: int = 2) -> None:
+    def __init__(self, at_once: int = 2, *, is_slow: bool = False) -> None:
         super().__init__()
+        self.is_slow = is_slow
         self.away: set[bytes] = set()
         self.nowhere: set[bytes] = set()
         self.at_once = at_once
@@ -52,9 +53,14 @@ class Node(FakeClient):
                 answers.append(Warmth.MISSING)
             else:
                 answers.append(Warmth.COMING if inode.digest in coming else Warmth.HERE)
-        for digest in sorted(coming - self.nowhere)[: self.at_once]:
-            self.away.discard(digest)
-        return answers
+        brought = set(sorted(coming - self.nowhere)[: self.at_once])
+        self.away -= brought
+        if self.is_slow:  # they come between two answers
+            return answers
+        return [
+            Warmth.BROUGHT if inode is not None and inode.digest in brought else answer
+            for inode, answer in zip(inodes, answers, strict=True)
+        ]
 
     def status(self) -> dict[str, Any]:
         room = {"present": True, "used_bytes": 0, "room_bytes": self.room_bytes}
@@ -86,8 +92,9 @@ def run(node: Node, *paths: bytes, is_json: bool = False) -> tuple[int, str, Bar
     return code, out.getvalue(), bar
 
 
-def test_what_is_away_comes_and_is_counted_once() -> None:
-    node = Node()
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_is_away_comes_and_is_counted_once(is_slow: bool) -> None:
+    node = Node(is_slow=is_slow)
     for number in range(5):
         node.put_away(b"kv/%d" % number)
     node.put_away(b"kv/same", b"kv/3")

@@ -1,0 +1,213 @@
+"""What comes here before it is asked for, on real nodes: from tiers, one of them slow."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
+from kvfs.client import Client
+from kvfs.client_files import StagedFile
+from kvfs.config import MIB
+from kvfs.digest import digest_of
+from kvfs.meta.contract import ChunkInfo
+from kvfs.names import chunk_key, chunk_path, namespace_path
+from scripts.cluster_rig import ROOT
+from tests.conftest import StartMount, StartNode
+from tests.processes import wait_until
+
+FINGERPRINT = "3fa9" * 8
+SPACE = namespace_path("a/model", FINGERPRINT)
+CHUNK_BYTES = MIB
+
+
+def tier(path: Path) -> str:
+    return f'[[tiers]]\nname = "scratch"\nkind = "shared"\npath = "{path}"\n'
+
+
+def store(client: Client, path: bytes, data: bytes, info: ChunkInfo | None = None) -> None:
+    (staged,) = client.stage([len(data)])
+    with open(staged.fd, "wb") as file:
+        file.write(data)
+    client.publish([StagedFile(staged.token, path, digest_of(data), len(data), info)])
+
+
+def store_chain(client: Client, names: str) -> dict[str, bytes]:
+    """Chunks that continue each other, in tiers and not here; their paths by their names."""
+    paths = {}
+    parent = ""
+    for number, name in enumerate(names):
+        header = ChunkHeader(
+            model="a/model",
+            fingerprint=FINGERPRINT,
+            key=chunk_key(digest_of(name.encode()), 0, 0),
+            parent=parent,
+            token_start=256 * number,
+            token_end=256 * number + 256,
+            group=0,
+            shard=0,
+            engine="test",
+            digest=digest_of(name.encode() * CHUNK_BYTES),
+            token_ids=None,
+            tensors=(TensorSpec("layer.0", "U8", (CHUNK_BYTES,)),),
+        )
+        paths[name] = chunk_path(SPACE, header.key)
+        data = encode_header(header) + name.encode() * CHUNK_BYTES
+        store(client, paths[name], data, chunk_info(header))
+        parent = header.key
+    leave(client, *paths.values())
+    return paths
+
+
+def leave(client: Client, *paths: bytes) -> None:
+    """Have only tiers keep the bytes of files."""
+    wait_until(lambda: client.status()["tiering"]["behind"]["waiting"] == 0)
+    assert client.evict_copies(paths) == (len(paths), len(paths))
+
+
+def is_here(client: Client, path: bytes) -> bool:
+    inode = client.stat(path)
+    assert inode is not None
+    return client.blobs([inode.digest])[0] is not None
+
+
+def read(client: Client, path: bytes) -> bytes:
+    (file,) = client.open([path])
+    assert file is not None
+    with file:
+        return os.pread(file.fd, file.size_bytes, 0)
+
+
+def tally(client: Client, cause: str) -> dict[str, int]:
+    found: dict[str, int] = client.status()["prefetch"]["causes"][cause]
+    return found
+
+
+def kvfs(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvfs", *words, "--store", str(at)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def slow_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory from which each read takes a while."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    root, mountpoint = tmp_path / "root", tmp_path / "slow"
+    root.mkdir()
+    mountpoint.mkdir()
+    program = ROOT / "tests/hanging_files.py"
+    process = subprocess.Popen([sys.executable, program, root, mountpoint, "0.15"])
+    try:
+        wait_until(lambda: os.path.ismount(mountpoint))
+        yield mountpoint / "tier"
+    finally:
+        subprocess.run(["umount", "-l", mountpoint], check=False, timeout=30)
+        process.kill()
+        process.wait(30)
+
+
+def test_chunks_behind_one_that_was_read_come_and_are_used_or_wasted(
+    start_node: StartNode, slow_path: Path
+) -> None:
+    node = start_node(config=tier(slow_path))
+    with Client(node.store) as client:
+        paths = store_chain(client, "abc")
+        read(client, paths["a"])
+        wait_until(lambda: is_here(client, paths["b"]) and is_here(client, paths["c"]))
+        wait_until(lambda: tally(client, "child")["arrived"] == 2)
+        assert read(client, paths["b"]).endswith(b"b")
+        wait_until(lambda: tally(client, "child")["used"] == 1)
+        assert client.evict_copies([paths["c"]]) == (1, 1)
+        read(client, paths["a"])  # which would have c come again
+        wait_until(lambda: tally(client, "child")["wasted"] == 1)
+        found = tally(client, "child")
+        assert found["wasted_bytes"] == found["started_bytes"] // 2 > CHUNK_BYTES
+        assert found["started"] == 2
+
+
+def test_a_reader_in_order_finds_the_next_files_here_the_third_time(
+    start_mount: StartMount, tmp_path: Path
+) -> None:
+    mount = start_mount(config=tier(tmp_path / "tier"))
+    names = ["lmcache-1", "lmcache-2", "lmcache-3"]
+    with Client(mount.store) as client:
+        for name in names:
+            (mount.mountpoint / name).write_bytes(name.encode() * 1000)
+        for _ in range(2):
+            for name in names:
+                assert (mount.mountpoint / name).read_bytes() == name.encode() * 1000
+        paths = [name.encode() for name in names]
+        leave(client, *paths)
+        assert (mount.mountpoint / names[0]).read_bytes() == names[0].encode() * 1000
+        wait_until(lambda: all(is_here(client, path) for path in paths))
+        wait_until(lambda: tally(client, "successor")["arrived"] == 2)
+        assert (mount.mountpoint / names[2]).read_bytes() == names[2].encode() * 1000
+        wait_until(lambda: tally(client, "successor")["used"] == 1)
+
+
+def test_who_reads_from_the_tier_ends_what_comes_on_a_guess(
+    start_node: StartNode, slow_path: Path
+) -> None:
+    node = start_node(config=tier(slow_path))
+    with Client(node.store) as client, Client(node.store) as reader:
+        store(client, b"other", b"other" * CHUNK_BYTES)
+        paths = store_chain(client, "ab")
+        leave(client, b"other")
+        read(client, paths["a"])
+        wait_until(lambda: tally(client, "child")["started"] == 1)
+        found: list[bytes] = []
+        thread = threading.Thread(target=lambda: found.append(read(reader, b"other")))
+        thread.start()
+        wait_until(lambda: tally(client, "child")["cancelled"] == 1)
+        thread.join(30)
+        assert found == [b"other" * CHUNK_BYTES]
+        assert not is_here(client, paths["b"])
+        assert client.status()["prefetch"]["under_way"] == 0
+
+
+def test_a_reader_does_not_wait_behind_what_comes_for_nobody(
+    start_node: StartNode, slow_path: Path
+) -> None:
+    node = start_node(config=tier(slow_path))
+    with Client(node.store) as client:
+        paths = store_chain(client, "ab")
+        read(client, paths["a"])
+        wait_until(lambda: tally(client, "child")["started"] == 1)
+        assert read(client, paths["b"]).endswith(b"b")
+        wait_until(lambda: client.status()["prefetch"]["under_way"] == 0)
+        assert is_here(client, paths["b"])
+        wait_until(lambda: tally(client, "child")["used"] == 1)
+        assert tally(client, "child")["cancelled"] == 0
+
+
+def test_warm_brings_what_only_tiers_have_and_names_what_nobody_has(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node(config=tier(tmp_path / "tier"))
+    with Client(node.store) as client:
+        data = {b"kv/%02d" % n: b"%02d" % n * 1000 for n in range(40)}
+        for path, content in data.items():
+            store(client, path, content)
+        store(client, b"here", b"here")
+        leave(client, *data)
+        ran = kvfs("warm", "kv", "/here", at=node.store)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == "40 files brought, 78.1 KiB; 1 here already\n"
+        assert all(is_here(client, path) for path in data)
+        leave(client, *data)
+        name = digest_of(data[b"kv/07"]).hex()
+        (tmp_path / "tier" / "blobs" / name[:2] / name[2:4] / name).unlink()
+        ran = kvfs("warm", "/", "--json", at=node.store)
+        assert ran.returncode == 1 and "no tier and no other node gives 1 file" in ran.stderr
+        said: dict[str, Any] = json.loads(ran.stdout)
+        assert (said["brought_files"], said["here_files"]) == (39, 1)
+        assert said["missing"] == [{"path": "/kv/07", "size_bytes": 2000}]
+    ran = kvfs("warm", "absent", at=node.store)
+    assert (ran.returncode, ran.stdout) == (1, "")
