@@ -5,8 +5,10 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
 from gpu_bridge.counters import Counters
+from gpu_bridge.expectations import Expectations, Waiting
 from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import Geometry, Place, chunk_keys, presence
 from kvfs.config import BRIDGE_LOOKUPS_MAX, BRIDGE_PROBE_INTERVAL_S
@@ -24,6 +26,7 @@ class Lookup:
     def __init__(self, place: Place, hashes: Sequence[bytes], deadline_s: float) -> None:
         self.place = place
         self.hashes = hashes
+        self.waiting = Waiting()
         self._end_s = time.monotonic() + deadline_s
         self._answer: Answer | None = None
         self._is_done = threading.Event()
@@ -50,6 +53,7 @@ class LookupService:
         self._geometry = geometry
         self._counters = counters
         self._deadline_s = deadline_s
+        self._expectations = Expectations(link.beside(deadline_s), geometry)
         self._todo: queue.Queue[Lookup | None] = queue.Queue(BRIDGE_LOOKUPS_MAX)
         self._thread = threading.Thread(target=self._run, name="kvfs-lookup", daemon=True)
         self._thread.start()
@@ -72,6 +76,7 @@ class LookupService:
         return lookup
 
     def close(self, deadline_s: float) -> None:
+        self._expectations.close()
         try:
             self._todo.put(None, timeout=deadline_s)
         except queue.Full:
@@ -98,6 +103,8 @@ class LookupService:
                 # The edge of this thread: without it no request would find anything again.
                 log.exception("kvfs: a look-up failed in an unforeseen way")
             lookup.finish(answer)
+            found = list(takewhile(all, answer))
+            self._expectations.expect(lookup.waiting, lookup.place, lookup.hashes[: len(found)])
 
     def _probe(self) -> None:
         self._link.ask(lambda client: client.lookup([KV_DIRECTORY]))

@@ -123,6 +123,7 @@ class SchedulerSide:
             return None, False  # preempted while its blocks are copied: soon over
         if request.num_preemptions != state.preemptions:
             state.preemptions = request.num_preemptions
+            state.lookup.waiting.end()
             state.lookup = self._look_up(request)
         answer = state.lookup.answer(self._patience_s())
         if answer is None:
@@ -139,6 +140,8 @@ class SchedulerSide:
             return None, False  # another request brings the same chunks
         state.local_tokens = local_tokens
         self._count_query(state)
+        if end == local_tokens:
+            state.lookup.waiting.end()
         return end - local_tokens, end > local_tokens
 
     def note_allocation(
@@ -148,6 +151,8 @@ class SchedulerSide:
         if external_tokens == 0:
             return
         state = self._states[request.request_id]
+        if state.lookup is not None:
+            state.lookup.waiting.end()
         end = state.local_tokens + external_tokens
         chunks = plan_load(
             self._geometry,
@@ -226,6 +231,8 @@ class SchedulerSide:
     def finish(self, request: Any, block_tables: Sequence[Sequence[int]]) -> bool:
         """A request ended. True: its blocks stay until a worker says that it sent them."""
         state = self._states.pop(request.request_id, None)
+        if state is not None and state.lookup is not None:
+            state.lookup.waiting.end()
         if state is None or request.request_id in self._loading:
             return False  # of a load that was not waited for, the engine frees the blocks itself
         # What steps in flight compute is not there yet, and the last token's place stays empty.

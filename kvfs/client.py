@@ -135,6 +135,11 @@ class Client:
         """The tiers of the node, for who reads from them itself; see `kvfs.tiers.opening`."""
         return unpack_tiers(self._call("tiers")[0])
 
+    def expect(self, paths: Sequence[bytes]) -> bool:
+        """Tell that somebody will read files soon, in this order; False when the node never brings
+        anything near by itself."""
+        return all(self._call("expect", batch)[0] for batch in _path_batches(paths))
+
     def note_gone(self, gone: Sequence[tuple[int, bytes]]) -> None:
         """Tell that tiers (their numbers) have blobs (their digests) no more, as they said when
         they were read."""

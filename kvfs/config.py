@@ -157,6 +157,10 @@ BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
 BRIDGE_SAVES_MAX = 512  # chunks that wait to be saved
 BRIDGE_OPEN_BATCH = 16  # chunks that are opened together; a request has few more open
 BRIDGE_COMPLAINTS_MAX = 64  # corrupt chunks that the node is still to be told of
+BRIDGE_EXPECT_AFTER_S = 0.02  # a request that waits so long is worth a word to the node
+BRIDGE_EXPECT_AGAIN_S = 60.0  # until a node that brings nothing by itself is told once more
+BRIDGE_EXPECTED_REQUESTS_MAX = 256  # of which the node is still to be told
+BRIDGE_EXPECTED_CHUNKS_MAX = 1024  # of one request
 BRIDGE_SUSPECTS_MAX = 4096  # chunks that did not hold what their name says
 
 # The mount.

@@ -19,7 +19,10 @@ from kvfs.neighbours import Neighbours, Referral
 from kvfs.node import Node
 from kvfs.peers.messages import NODE_ID_BYTES, Range
 from kvfs.requests.session import Operations, Session
+from kvfs.requests.turns import in_turns
 from kvfs.wire import check_batch
+
+_EXPECTED_AT_ONCE = 256  # before everyone else has a turn: a few milliseconds' worth
 
 
 async def _locate(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
@@ -83,6 +86,16 @@ async def _tiers(session: Session, arguments: list[Any], descriptors: list[int])
     return [node.started_ns, [pack_tier(one.number, one.config) for one in told]]
 
 
+async def _expect(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    """Whether anything is done about files that somebody will read."""
+    ahead, meta = session.node.ahead, session.node.meta
+    if ahead is None:
+        return False
+    async for part in in_turns(checked_paths(arguments[0]), _EXPECTED_AT_ONCE):
+        ahead.expect(i for i in meta.resolve(part) if i is not None and i.is_published)
+    return True
+
+
 async def _note_gone(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     """A client did not get blobs from tiers that should have them. The node asks these itself."""
     check_batch(arguments[0], list, BATCH_ITEMS_MAX, "blobs")
@@ -130,6 +143,7 @@ def _checked_range(item: list[Any]) -> Range:
 
 
 OPERATIONS: Operations = {
+    "expect": ((list,), _expect),
     "locate": ((list,), _locate),
     "tiers": ((), _tiers),
     "note_gone": ((list,), _note_gone),

@@ -48,6 +48,8 @@ CHUNK = [b"ab-g0-s0", b"", 0, 256, 0, 0, b"12345678"]
         ("open", [[b"f"], 1]),
         ("locate", [[b"f"] * 300]),
         ("locate", [["f"]]),
+        ("expect", [[b"f"] * 4097]),
+        ("expect", [[1]]),
         ("note_gone", [[[64, DIGEST]]]),
         ("note_gone", [[[0]]]),
         ("note_gone", [[[0, DIGEST]] * 4097]),
