@@ -13,7 +13,7 @@ nor processor decides. All of them hold all chunks. In each round all sides have
   corrupt   one byte is wrong in 1% of the fastest tier's reads; against the same without
   single    one chunk after the other, 2% of the fastest tier's reads 20 times slower; with hedges
             and without
-  cost      processor time of a chunk at full speed; against read and digest alone
+  cost      processor time of a chunk of 4 KiB at full speed; against read and digest alone
 Beside it, where that says something: each chunk from the first tier in the list, as vLLM and
 LMCache do, and a static split by the mean speeds. Prints medians of the rounds, smallest and
 largest; a job's bytes are compared with their digests by who gets them, once more. With --plot
@@ -40,7 +40,7 @@ from kvfs.tiers.contract import WritableTier  # noqa: E402
 from kvfs.tiers.directory import DirectoryTier  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.tier_rig import RigTier  # noqa: E402
-from scripts.tier_scenarios import LIMITS, SCENARIOS, Ground, Table  # noqa: E402
+from scripts.tier_scenarios import LIMITS, SCENARIOS, SMALL_BYTES, Ground, Table  # noqa: E402
 
 SHARES = (1.0, 0.5, 0.3)  # of the fastest tier's speed
 BURST_BYTES = 4 * MIB  # what a thread that wakes late on a busy machine does not lose
@@ -53,21 +53,30 @@ def ground_of(arguments: argparse.Namespace) -> Iterator[Ground]:
     directory = Path(tempfile.mkdtemp(prefix="bench-tiers-", dir=arguments.dir))
     try:
         size_bytes = int(arguments.chunk_mib * MIB)
-        chunks = [os.urandom(size_bytes) for _ in range(STORED)]
-        digests = [digest_of(chunk) for chunk in chunks]
+        chunks = {digest_of(data): data for data in (os.urandom(size_bytes) for _ in range(STORED))}
+        small = {digest_of(data): data for data in (os.urandom(SMALL_BYTES) for _ in range(STORED))}
         inner: list[WritableTier] = []
         for number in range(len(SHARES)):
             path = directory / str(number)
             config = TierConfig(f"tier-{number}", TierKind.NVME, LIMITS, path, min_free=0)
             inner.append(DirectoryTier(config, "bench"))
-            for digest, chunk in zip(digests, chunks, strict=True):
-                inner[-1].put(digest, memoryview(chunk), size_bytes)
+            for digest, data in (chunks | small).items():
+                inner[-1].put(digest, memoryview(data), len(data))
         speeds = [share * arguments.mib_s * MIB for share in SHARES]
         rigs = [
             RigTier(tier, bytes_per_s=speed, burst_bytes=BURST_BYTES, seed=arguments.seed)
             for tier, speed in zip(inner, speeds, strict=True)
         ]
-        yield Ground(inner, rigs, digests, size_bytes, speeds, arguments.seconds, arguments.seed)
+        yield Ground(
+            inner,
+            rigs,
+            list(chunks),
+            size_bytes,
+            list(small),
+            speeds,
+            arguments.seconds,
+            arguments.seed,
+        )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
