@@ -36,6 +36,7 @@ class Run:
     lost: int = 0
     wrong: int = 0  # handed over, with other bytes than their digest says
     samples: list[tuple[float, list[int]]] = field(default_factory=list)  # bytes read of each tier
+    could: list[float] = field(default_factory=list)  # bytes in a second of all, every `PACE_S`
 
 
 class Slot:
@@ -226,6 +227,10 @@ class Paces:
         while len(self._steps) <= step:
             self._steps.append([speed * self._random.uniform(*PACES) for speed in self._speeds])
         return self._steps[step]
+
+    def sums(self, until_s: float) -> list[float]:
+        """Bytes in a second of all tiers, from each change on."""
+        return [sum(self.at(step)) for step in range(int(until_s / PACE_S) + 1)]
 
     def integral(self, until_s: float) -> float:
         """Bytes that all could give from the start until then."""

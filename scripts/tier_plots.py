@@ -10,7 +10,7 @@ matplotlib.use("Agg")  # no screen
 import matplotlib.pyplot as plt
 
 from kvfs.config import MIB
-from scripts.tier_contest import Run
+from scripts.tier_contest import PACE_S, Run
 from scripts.tier_scenarios import Table
 
 WINDOW_S = 0.5  # over which a speed is taken
@@ -60,7 +60,9 @@ def _draw_speeds(name: str, run: Run, speeds: Sequence[float], path: Path) -> Pa
             rates.append((after[number] - before[number]) / (end_s - begin_s) / MIB)
     labels = [f"tier {number}, {speed / MIB:.0f} MiB/s" for number, speed in enumerate(speeds)]
     axes.stackplot(times, given, labels=labels)
-    axes.axhline(sum(speeds) / MIB, color="grey", linewidth=0.8)
+    could = [rate / MIB for rate in run.could or [sum(speeds), sum(speeds)]]
+    step_s = PACE_S if run.could else run.took_s
+    axes.step([n * step_s for n in range(len(could))], could, "k:", where="post", label="all could")
     axes.set_xlabel("s since the job began")
     axes.set_ylabel("MiB/s")
     axes.set_title(name)

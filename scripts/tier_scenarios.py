@@ -129,6 +129,7 @@ def changing_speeds(ground: Ground, number: int, table: Table) -> None:
         with changing(ground.rigs, ground.speeds, ground.seed + number) as paces:
             job = ground.job(0.6 * sum(ground.speeds))
             run = way(ground.rigs, job, ground.size_bytes)
+        run.could = paces.sums(run.took_s)
         ratio = run.landed_bytes / paces.integral(run.took_s)
         table.note("changing", side, "of the integral", ratio, run)
 

@@ -110,11 +110,11 @@ class PoolSupply:
         """It is over: what it does not need any more is seen when all is balanced."""
 
     def stock(self, slots: list[Slot]) -> MemoryFreed:
-        """Slots were taken from the pool. The first is for a chunk, then come a few for reads that
-        repeat others. What the schedule is to be told."""
+        """Slots were taken from the pool. One in three, at most, is kept for reads that repeat
+        others. What the schedule is to be told."""
         more_buffers = more_scratch = 0
         for slot in slots:
-            if self.buffers and self.scratch < self._scratch_max:
+            if self.scratch < self._scratch_max and self.buffers > 2 * self.scratch:
                 self.scratch += 1
                 more_scratch += 1
                 self._scratch.append(slot)

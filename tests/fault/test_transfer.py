@@ -2,15 +2,20 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from kvfs.config import TierKind
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.schedule.words import Outcome
+from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import Ending, JobEnd, Pool, WantedChunk
+from scripts.tier_rig import RigTier
 from tests.processes import wait_until
+from tests.tiers import on_tmpfs, open_directory
 from tests.transfers import (
     DEADLINE_S,
     GARBAGE,
@@ -29,7 +34,7 @@ def opened() -> Iterator[Callable[..., Transfer]]:
     """Makes transfers over tiers, numbered as they come; closed afterwards, with nothing left."""
     transfers: list[Transfer] = []
 
-    def make(*tiers: StoredTier, pool: Pool | None = None, **words: object) -> Transfer:
+    def make(*tiers: Tier, pool: Pool | None = None, **words: object) -> Transfer:
         transfer = Transfer(pool, **words)  # type: ignore[arg-type]
         transfers.append(transfer)
         for number, tier in enumerate(tiers):
@@ -377,3 +382,33 @@ def test_what_cannot_be_read_is_refused(opened: Callable[..., Transfer]) -> None
     assert plain.start([], Landed.give_back, deadline_s=1.0).wait(DEADLINE_S) == JobEnd(
         Ending.DONE, (), {}
     )
+
+
+def test_real_tiers_late_and_lying(
+    opened: Callable[..., Transfer], tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    """Directories in memory, on a disk, and as a shared file system; some chunks so large that they
+    are read by several calls, and hashed meanwhile."""
+    allow_warnings.append("tier .* gave wrong bytes")
+    blobs = make_blobs(30, 300 * KIB + 17) | make_blobs(3, 20 * 1024 * KIB + 5)
+    with on_tmpfs() as memory:
+        rigs = []
+        for kind, path in (
+            (TierKind.MEMORY, memory / "tier"),
+            (TierKind.NVME, tmp_path / "disk"),
+            (TierKind.SHARED, tmp_path / "shared"),
+        ):
+            tier = open_directory(path, kind)
+            for digest, blob in blobs.items():
+                tier.put(digest, memoryview(blob), len(blob))
+            rigs.append(RigTier(tier, bytes_per_s=100e6, burst_bytes=4 * 1024 * KIB))
+        rigs[0].troubles.corrupt_share = 0.2
+        rigs[1].troubles.latency_s, rigs[1].troubles.slow_share = 0.005, 0.2
+        transfer, taker = opened(*rigs), Taker()
+        chunks = wanted(blobs, (0, 1, 2))
+        job = transfer.start(chunks, taker.take_and_give_back, deadline_s=DEADLINE_S)
+        assert job.wait(DEADLINE_S) == JobEnd(Ending.DONE, (), {})
+        assert [taker.digests[n] for n in range(len(blobs))] == list(blobs)
+        assert transfer.close(DEADLINE_S)
+        for rig in rigs:
+            rig.close()
