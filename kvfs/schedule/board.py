@@ -83,7 +83,7 @@ class Board:
         self._count(job, bytes_before, count_before)
         for number in job.holders[chunk].tiers:
             if job.may_give(number, chunk):
-                self.tiers[number].list_job(job)
+                self.tiers[number].list_job(job.entry)
 
     def drop(self, job: Job, chunk: int) -> None:
         """What is unread of a chunk is not wanted any more."""
@@ -100,8 +100,9 @@ class Board:
                 for number in holders.tiers:
                     self.tiers[number].users += 1
             holders.users += 1
+        entry = job.entry
         for number in job.tiers:
-            self.tiers[number].list_job(job)
+            self.tiers[number].list_job(entry)
 
     def remove_job(self, job: Job) -> None:
         """A job is over: nothing of it is kept."""
@@ -109,8 +110,9 @@ class Board:
         self.unread_count -= job.unread_count
         if not job.is_idle:
             self.unread_bytes -= job.unread_bytes
+        entry = job.entry
         for number in job.listed:
-            self.tiers[number].unlist(job)
+            self.tiers[number].unlist(entry)
         job.listed.clear()
         for holders in {id(holders): holders for holders in job.holders}.values():
             holders.users -= 1

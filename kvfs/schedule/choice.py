@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from kvfs import config
 from kvfs.schedule.board import Board
-from kvfs.schedule.jobs import NOTHING, Job
+from kvfs.schedule.jobs import Job
 from kvfs.schedule.reads import Read
 from kvfs.schedule.tiers import Tier
 
@@ -58,58 +58,68 @@ class Refusal(NamedTuple):
 
 
 def choose_unread(board: Board, tier: Tier, now_ns: int) -> Choice | Refusal | None:
-    """An unread chunk, or part of one; None where there is none that the tier holds."""
-    jobs = tier.jobs
-    at = len(jobs) - 1
-    seen = short = ahead_bytes = 0
-    has_buffers, has_scratch = board.buffers > 0, board.scratch > 0
+    """An unread chunk, or part of one; None where there is none that the tier holds.
+
+    Most of what the schedule costs is here: what does not change from job to job is looked up once.
+    """
+    jobs, number, speed, rate = tier.jobs, tier.number, tier.speed, board.rate
+    together = len(tier.reads) + 1
+    seen = short = ahead_bytes = size_bytes = 0
+    took_ns = 0.0
     refusal: Refusal | None = None
     last: Choice | None = None
-    while at >= 0 and seen < config.SCHEDULE_JOBS_EXAMINED:
+    if jobs and not jobs[-1][2].unread_count:
+        tier.unlist_read()
+    at = len(jobs)
+    while at and seen < config.SCHEDULE_JOBS_EXAMINED:
+        at -= 1
         job = jobs[at][2]
+        if not job.unread_count:
+            tier.unlist_at(at)
+            continue
         if job.is_idle and refusal is not None:
             break
-        chunk = job.next_for(tier.number, has_buffers=has_buffers, has_scratch=has_scratch)
+        chunk = job.next_for(number)
         if chunk < 0:
-            if chunk == NOTHING:
-                tier.unlist_at(at)
-            elif short < config.SCHEDULE_JOBS_SHORT_EXAMINED:
-                short += 1
-            else:
-                break
-            at -= 1
+            tier.unlist_at(at)
             continue
+        if (job.is_pooled or job.torn) and (board.buffers <= 0 or board.scratch <= 0):
+            chunk = job.with_memory(number, chunk, board.buffers > 0, board.scratch > 0)
+            if chunk < 0:
+                short += 1
+                if short >= config.SCHEDULE_JOBS_SHORT_EXAMINED:
+                    break
+                continue
         seen += 1
         ahead_bytes += job.unread_bytes
-        size_bytes = job.rest_of(chunk)
-        took_ns = tier.speed.read_ns(size_bytes, len(tier.reads) + 1)
-        cost_ns = tier.cost_ns(size_bytes) if tier.has_price else 0.0
-        if not cost_ns and took_ns * board.rate <= ahead_bytes:
-            return Choice(job, chunk, size_bytes)
-        if not cost_ns and took_ns * board.rate <= board.unread_bytes and not job.troubles:
-            # Much is unread in all: nothing is split, only the job's own tail is left to others.
-            holders = job.holders[chunk]
-            if now_ns >= holders.stale_ns:
-                holders.refresh(board.tiers, now_ns)
-            rival = holders.first
-            if rival is None or rival is tier or tier.has_waited:
+        size_bytes = job.rest_of(chunk) if job.splits else job.chunks[chunk].size_bytes
+        took_ns = speed.latency_ns + together * size_bytes * speed.ns_per_byte
+        if not tier.has_price:
+            if took_ns * rate <= ahead_bytes:
                 return Choice(job, chunk, size_bytes)
-            wait_ns = ahead_bytes / holders.rate
-            rival_ns = rival.speed.read_ns(size_bytes, len(rival.reads) + 1)
-            last = Choice(job, chunk, size_bytes)
-            if took_ns <= wait_ns + rival_ns:
-                return last
-            refusal = refusal or Refusal(wait_ns)
-            at -= 1
-            continue
+            if took_ns * rate <= board.unread_bytes and not job.troubles:
+                # Much is unread in all: nothing is split, only the job's tail is left to others.
+                holders = job.holders[chunk]
+                if now_ns >= holders.stale_ns:
+                    holders.refresh(board.tiers, now_ns)
+                rival = holders.first
+                if rival is None or rival is tier or tier.has_waited:
+                    return Choice(job, chunk, size_bytes)
+                wait_ns = ahead_bytes / holders.rate
+                if took_ns <= wait_ns + rival.read_ns(size_bytes):
+                    return Choice(job, chunk, size_bytes)
+                last = Choice(job, chunk, size_bytes)
+                if refusal is None:
+                    refusal = Refusal(wait_ns)
+                continue
+        cost_ns = tier.cost_ns(size_bytes)
         found = _weigh(board, tier, job, chunk, ahead_bytes, took_ns, cost_ns, now_ns)
         if isinstance(found, Choice):
             return found
         refusal = refusal or found
         if not cost_ns:
             last = Choice(job, chunk, size_bytes)
-        at -= 1
-    if last is not None and took_ns * board.rate <= board.unread_bytes:
+    if last is not None and took_ns * rate <= board.unread_bytes:
         return last
     if short:
         return Refusal(refusal.wait_ns if refusal is not None else None, is_short=True)

@@ -21,6 +21,7 @@ from kvfs.schedule.words import (
     ReadKind,
 )
 
+_LANDED = Outcome.LANDED  # a member of an enum takes long to look up
 _LATE_NS_MIN = round(config.SCHEDULE_LATE_S_MIN * 1e9)
 _STALL_NS_MIN = round(config.SCHEDULE_STALL_S_MIN * 1e9)
 
@@ -50,7 +51,7 @@ class Flight:
         piece = read.piece
         if read.tears is not None:
             self._mend(read.tears, now_ns)
-        if outcome is Outcome.LANDED:
+        if outcome is _LANDED:
             self._learn_landed(tier, read, together, now_ns)
             if piece is not None:
                 tier.bytes_read += read.size_bytes
@@ -72,7 +73,9 @@ class Flight:
             job.bar(tier.number, piece.chunk)
             trouble = self._trouble(job, piece.chunk)
             if outcome is Outcome.FAILED:
-                trouble.resting.add(tier.number)
+                trouble.rest(tier.number)
+            else:
+                trouble.exclude(tier.number)
         is_try = outcome in (Outcome.FAILED, Outcome.CANCELLED)
         self._lose_read(job, piece, read, now_ns, is_try=is_try)
 
@@ -103,14 +106,8 @@ class Flight:
     def _land(self, job: Job, piece: Piece, read: Read) -> None:
         """The first that brings a range is kept, the others are not wanted any more."""
         board = self._board
-        tiers = board.tiers
         if len(piece.reads) > 1:
-            for other in piece.reads:
-                if other.kind is ReadKind.HEDGE:
-                    if other is read:
-                        tiers[other.tier].hedges_won += 1
-                    else:
-                        tiers[other.tier].hedges_lost += 1
+            self._count_hedges(piece, read)
         piece.reads.remove(read)
         board.hedgeable.discard(read)
         read.piece = None
@@ -128,6 +125,15 @@ class Flight:
         split.gave.add(read.tier)
         if split.landed_bytes == job.chunks[chunk].size_bytes:
             self._slots.actions.append(CheckChunk(job.number, chunk))
+
+    def _count_hedges(self, piece: Piece, winner: Read) -> None:
+        for read in piece.reads:
+            if read.kind is ReadKind.HEDGE:
+                tier = self._board.tiers[read.tier]
+                if read is winner:
+                    tier.hedges_won += 1
+                else:
+                    tier.hedges_lost += 1
 
     def _finish(self, job: Job, chunk: int) -> None:
         self._slots.actions.append(ChunkDone(job.number, chunk))
@@ -157,7 +163,9 @@ class Flight:
         trouble.is_whole = True
         trouble.tries += 1
         if len(split.gave) == 1:
-            job.bar(split.gave.pop(), chunk)
+            (tier,) = split.gave
+            job.bar(tier, chunk)
+            trouble.exclude(tier)
         del job.splits[chunk]
         self._read_again(job, chunk, 0, job.chunks[chunk].size_bytes, now_ns)
 
@@ -171,6 +179,9 @@ class Flight:
             self._trouble(job, piece.chunk).tries += 1
         if piece.reads:
             self._slots.update_hedgeable(job, piece)
+            # Another part of the chunk may be unread, and this tier the last that could give it.
+            if job.is_unread(piece.chunk) and not self._is_readable(job, piece.chunk, now_ns):
+                self._lose(job, piece.chunk)
             return
         board.end_piece(job, piece)
         self._read_again(job, piece.chunk, piece.begin, piece.end, now_ns)
@@ -198,7 +209,8 @@ class Flight:
         again = trouble.resting.intersection(usable) if trouble is not None else set()
         for number in again:
             job.admit(number, chunk)
-            tiers[number].list_job(job)
+            tiers[number].list_job(job.entry)
+            self._slots.ask(tiers[number])
         if trouble is not None:
             trouble.resting -= again
         return bool(again)
@@ -333,5 +345,5 @@ class Flight:
         elif read.piece is not None:
             job = self._board.jobs[read.piece.job]
             job.bar(tier.number, read.piece.chunk)
-            self._trouble(job, read.piece.chunk).resting.add(tier.number)
+            self._trouble(job, read.piece.chunk).rest(tier.number)
             self._give_up(read, now_ns, is_try=True)

@@ -12,8 +12,6 @@ from kvfs.schedule.reads import Piece
 from kvfs.schedule.tiers import Holders
 from kvfs.schedule.words import Chunk
 
-NOTHING = -1
-SHORT = -2
 _BITS = 10  # of a chunk's number that are inside a mask
 _SPAN = 1 << _BITS
 
@@ -34,16 +32,27 @@ class Trouble:
 
     tries: int = 0
     resting: set[int] = field(default_factory=set)  # tiers that failed, and may do better later
+    without: set[int] = field(default_factory=set)  # those that have it not, or wrong: never again
     is_whole: bool = False  # it may not be split any more: its parts did not fit together
+
+    def rest(self, tier: int) -> None:
+        """A tier failed with it."""
+        if tier not in self.without:
+            self.resting.add(tier)
+
+    def exclude(self, tier: int) -> None:
+        """A tier has it not, or wrong."""
+        self.without.add(tier)
+        self.resting.discard(tier)
 
 
 class Job:
     """One job's chunks. `order` is its place among jobs: the least is served first."""
 
     __slots__ = (
-        "_bare", "_held", "_near", "_unread", "chunks", "holders", "is_idle", "left", "listed",
-        "lost", "number", "order", "pieces", "splits", "tiers", "torn", "troubles", "unread_bytes",
-        "unread_count",
+        "_bare", "_held", "_near", "_unread", "chunks", "holders", "is_idle", "is_pooled", "left",
+        "listed", "lost", "number", "order", "pieces", "splits", "tiers", "torn", "troubles",
+        "unread_bytes", "unread_count",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +70,7 @@ class Job:
         self.chunks = chunks
         self.holders = holders  # of each chunk
         self.is_idle = is_idle
+        self.is_pooled = is_pooled
         self.left = len(chunks)  # neither done nor lost
         self.unread_count = len(chunks)
         self.unread_bytes = sum(chunk.size_bytes for chunk in chunks)
@@ -75,8 +85,13 @@ class Job:
         self._held: dict[int, list[int]] = {}
         self._near: dict[int, int] = {}  # masks that may have something for a tier: a mask of them
         self._fill()
-        self._bare = self._unread.copy() if is_pooled else None  # chunks that have no buffer yet
+        self._bare = self._unread.copy() if is_pooled else []  # chunks that have no buffer yet
         self.tiers = tuple(self._held)
+
+    @property
+    def entry(self) -> "tuple[float, int, Job]":
+        """What it is in lists of jobs in which the last is the next one."""
+        return -self.order[0], -self.order[1], self
 
     def _fill(self) -> None:
         count = len(self.chunks)
@@ -99,11 +114,8 @@ class Job:
         for tier, held in self._held.items():
             self._near[tier] = sum(1 << at for at, mask in enumerate(held) if mask)
 
-    def next_for(self, tier: int, *, has_buffers: bool = True, has_scratch: bool = True) -> int:
-        """The first unread chunk that a tier may give and that there is memory for. SHORT: there is
-        one, but no memory; NOTHING: there is none."""
-        if (self._bare is not None and not has_buffers) or (self.torn and not has_scratch):
-            return self._next_with_memory(tier, has_buffers=has_buffers, has_scratch=has_scratch)
+    def next_for(self, tier: int) -> int:
+        """The first unread chunk that a tier may give; -1: none."""
         near = self._near.get(tier, 0)
         while near:
             low = near & -near
@@ -114,16 +126,15 @@ class Job:
                 return (at << _BITS) + (found & -found).bit_length() - 1
             near ^= low  # until something of it is put back
         self._near[tier] = 0
-        return NOTHING
+        return -1
 
-    def _next_with_memory(self, tier: int, *, has_buffers: bool, has_scratch: bool) -> int:
-        """The same where some memory is lacking."""
-        first = self.next_for(tier)
-        if first < 0:
-            return NOTHING
+    # Memory ---------------------------------------------------------------------------------------
+    def with_memory(self, tier: int, first: int, has_buffers: bool, has_scratch: bool) -> int:
+        """The first unread chunk that a tier may give and that there is memory for, from the one
+        that is `first` of all; -1: none."""
         for at in range(first >> _BITS, len(self._unread)):
             found = self._unread[at] & self._held[tier][at]
-            if self._bare is not None and not has_buffers:
+            if self.is_pooled and not has_buffers:
                 found &= ~self._bare[at]
             while found:
                 low = found & -found
@@ -131,17 +142,14 @@ class Job:
                 chunk = (at << _BITS) + low.bit_length() - 1
                 if has_scratch or not self.torn or not self._is_torn(chunk, *self._next_of(chunk)):
                     return chunk
-        return SHORT
+        return -1
 
-    # Memory ---------------------------------------------------------------------------------------
     def needs_buffer(self, chunk: int) -> bool:
         """Whether a chunk has no memory yet: its next read takes a buffer of the pool."""
-        bare = self._bare
-        return bare is not None and bool(bare[chunk >> _BITS] >> (chunk & (_SPAN - 1)) & 1)
+        return self.is_pooled and bool(self._bare[chunk >> _BITS] >> (chunk & (_SPAN - 1)) & 1)
 
     def take_buffer(self, chunk: int) -> None:
         """It has one from now on, until it is done or lost."""
-        assert self._bare is not None
         self._bare[chunk >> _BITS] &= ~(1 << (chunk & (_SPAN - 1)))
 
     def is_torn(self, piece: Piece) -> bool:
@@ -161,13 +169,19 @@ class Job:
         held = self._held.get(tier)
         return held is not None and bool(held[chunk >> _BITS] >> (chunk & (_SPAN - 1)) & 1)
 
+    def is_unread(self, chunk: int) -> bool:
+        """Whether nobody has begun some of a chunk."""
+        return bool(self._unread[chunk >> _BITS] >> (chunk & (_SPAN - 1)) & 1)
+
     def bar(self, tier: int, chunk: int) -> None:
         """A tier gives this chunk no more."""
         self._held[tier][chunk >> _BITS] &= ~(1 << (chunk & (_SPAN - 1)))
 
     def admit(self, tier: int, chunk: int) -> None:
         """It may again."""
-        self._held[tier][chunk >> _BITS] |= 1 << (chunk & (_SPAN - 1))
+        at = chunk >> _BITS
+        self._held[tier][at] |= 1 << (chunk & (_SPAN - 1))
+        self._near[tier] |= 1 << at
 
     # What is unread -------------------------------------------------------------------------------
     def take(self, chunk: int, size_bytes: int) -> tuple[int, int]:

@@ -11,6 +11,11 @@ from kvfs.schedule.tiers import Tier
 from kvfs.schedule.timers import Timer, Timers
 from kvfs.schedule.words import Action, Memory, ReadKind, StartRead
 
+_FIRST = ReadKind.FIRST  # a member of an enum takes long to look up
+_CHUNK = Memory.CHUNK
+_READ = Timer.READ
+_CREDIT_MAX = config.SCHEDULE_HEDGE_CREDIT_MAX
+_CREDIT_SHARE = config.SCHEDULE_HEDGE_SHARE
 _LATE_FACTOR = config.SCHEDULE_LATE_FACTOR
 _LATE_NS_MIN = round(config.SCHEDULE_LATE_S_MIN * 1e9)
 _ASK_NS_MIN = round(config.SCHEDULE_ASK_S_MIN * 1e9)
@@ -79,14 +84,13 @@ class Slots:
         assert board.buffers >= 0 and board.scratch >= 0, "only what is left may be taken back"
         size_bytes = board.unread_bytes // max(1, board.unread_count)
         short = self._fastest(board.short, size_bytes, now_ns)
-        board.short.clear()
         while short and (left := board.buffers + board.scratch) > 0:
             count = int(min(left, len(short)))
             for tier in short[:count]:
+                board.short.discard(tier.number)
                 self.ask(tier)
             del short[:count]
             self.fill(now_ns)
-        board.short.update(tier.number for tier in short)
 
     def fill(self, now_ns: int) -> None:
         """Each tier that was asked takes one read after the other, in turns."""
@@ -134,11 +138,11 @@ class Slots:
                         self._ask_later(tier, now_ns, choice.wait_ns)
                     return False
                 piece = board.take(choice.job, choice.chunk, choice.size_bytes)
-                self._start(tier, choice.job, piece, ReadKind.FIRST, now_ns, is_trial=is_trial)
+                self._start(tier, choice.job, piece, _FIRST, now_ns, is_trial)
                 return not is_trial and len(tier.reads) < tier.width.reads
         assert hedge.piece is not None
         job = board.jobs[hedge.piece.job]
-        self._start(tier, job, hedge.piece, ReadKind.HEDGE, now_ns, is_trial=is_trial)
+        self._start(tier, job, hedge.piece, ReadKind.HEDGE, now_ns, is_trial)
         return True
 
     def _ask_after_pause(self, tier: Tier) -> None:
@@ -155,63 +159,66 @@ class Slots:
             self.timers.add(when_ns, Timer.TIER, tier.number)
 
     def _start(
-        self, tier: Tier, job: Job, piece: Piece, kind: ReadKind, now_ns: int, *, is_trial: bool
+        self, tier: Tier, job: Job, piece: Piece, kind: ReadKind, now_ns: int, is_trial: bool
     ) -> None:
         board = self._board
         number = self._next_read
         self._next_read = number + 1
-        size_bytes = piece.end - piece.begin
+        tier_number, chunk = tier.number, piece.chunk
         beside = len(tier.reads) + 1
-        expected_ns = int(tier.speed.read_ns(size_bytes, beside))
-        into = self._take_memory(job, piece, kind)
-        read = Read(number, tier.number, piece, kind, into, now_ns, now_ns + expected_ns, beside)
+        expected_ns = int(tier.speed.read_ns(piece.end - piece.begin, beside))
+        into = _CHUNK
+        if kind is not _FIRST or job.is_pooled or job.torn:
+            into = self._take_memory(job, piece, kind)
+        read = Read(number, tier_number, piece, kind, into, now_ns, now_ns + expected_ns, beside)
         if is_trial:
             read.is_trial = tier.health.take(now_ns)
         tier.has_waited = False
-        board.idle.discard(tier.number)
+        board.idle.discard(tier_number)
         board.reads[number] = tier.reads[number] = read
         piece.reads.append(read)
-        if kind is ReadKind.FIRST:
+        if kind is _FIRST:
             board.add_flow(piece, now_ns, expected_ns)
+            if board.hedge_credit < _CREDIT_MAX:
+                board.hedge_credit += _CREDIT_SHARE
         self.update_hedgeable(job, piece)
-        self.timers.add(now_ns + late_after_ns(expected_ns), Timer.READ, number)
-        if kind is ReadKind.FIRST and board.hedge_credit < config.SCHEDULE_HEDGE_CREDIT_MAX:
-            board.hedge_credit += config.SCHEDULE_HEDGE_SHARE
+        self.timers.add(now_ns + late_after_ns(expected_ns), _READ, number)
         self.actions.append(
-            StartRead(
-                number, tier.number, job.number, piece.chunk, piece.begin, piece.end, kind, into
-            )
+            StartRead(number, tier_number, job.number, chunk, piece.begin, piece.end, kind, into)
         )
 
     def _take_memory(self, job: Job, piece: Piece, kind: ReadKind) -> Memory:
-        """Where the bytes of a read go."""
+        """Where the bytes of a read go, that is not simply the chunk's memory."""
         board = self._board
-        if kind is ReadKind.HEDGE or (job.torn and job.is_torn(piece)):
+        if kind is not _FIRST or job.is_torn(piece):
             assert board.scratch > 0
             board.scratch -= 1
             return Memory.SCRATCH
         if not job.needs_buffer(piece.chunk):
-            return Memory.CHUNK
+            return _CHUNK
         assert board.buffers > 0
         board.buffers -= 1
         job.take_buffer(piece.chunk)
+        if job.is_unread(piece.chunk):  # a part was taken, and the rest needs no buffer any more
+            for number in job.holders[piece.chunk].tiers:
+                if number in board.short and job.may_give(number, piece.chunk):
+                    self.ask(board.tiers[number])
         return Memory.NEW
 
     def update_hedgeable(self, job: Job, piece: Piece) -> None:
         """A range may be repeated while fewer than the most reads bring it, if it has other holders
         and somebody waits."""
         hedgeable = self._board.hedgeable
-        reads = piece.reads
-        count = len(reads)
+        count = len(piece.reads)
         if (
             count < config.SCHEDULE_COPIES_MAX
             and not job.is_idle
             and len(job.holders[piece.chunk].tiers) > count
         ):
-            for read in reads:
+            for read in piece.reads:
                 hedgeable.add(read)
         else:
-            for read in reads:
+            for read in piece.reads:
                 hedgeable.discard(read)
 
     def _is_live(self, timer: Timer, number: int, when_ns: int) -> bool:

@@ -53,17 +53,24 @@ class Tier:
         self.terms = terms
         self.has_price = terms.request_cost_s > 0 or terms.gib_cost_s > 0
 
-    def list_job(self, job: "Job") -> None:
+    def list_job(self, entry: "tuple[float, int, Job]") -> None:
         """The tier may have something for a job."""
-        if self.number not in job.listed:
-            job.listed.add(self.number)
-            insort(self.jobs, (-job.order[0], -job.order[1], job))
+        listed = entry[2].listed
+        if self.number not in listed:
+            listed.add(self.number)
+            insort(self.jobs, entry)
 
-    def unlist(self, job: "Job") -> None:
-        """The same for a job that is over; the caller sees to `job.listed`."""
-        at = bisect_left(self.jobs, (-job.order[0], -job.order[1]))
-        assert self.jobs[at][2] is job
+    def unlist(self, entry: "tuple[float, int, Job]") -> None:
+        """The job is over; the caller sees to `job.listed`."""
+        at = bisect_left(self.jobs, entry)
+        assert self.jobs[at][2] is entry[2]
         del self.jobs[at]
+
+    def unlist_read(self) -> None:
+        """Of the next jobs, forget those of which nothing is unread."""
+        jobs, number = self.jobs, self.number
+        while jobs and not jobs[-1][2].unread_count:
+            jobs.pop()[2].listed.discard(number)
 
     def unlist_at(self, at: int) -> None:
         """The job there needs nothing of it, for now or for ever."""

@@ -231,6 +231,16 @@ def test_a_tier_that_goes_has_its_reads_made_by_others() -> None:
     assert (again.tier, again.chunk) == (1, gone.chunk)
 
 
+def test_who_failed_with_an_unread_chunk_is_asked_again_when_the_last_other_tier_goes() -> None:
+    bench = Bench(FAST, FAST)
+    [other] = bench.add(1, on(1, size=4096))
+    [read] = bench.add(2, on(0, 1, size=4096))
+    assert (other.tier, read.tier) == (1, 0)
+    assert begun(bench.tell(ReadEnded(read.read, Outcome.FAILED))) == []  # the other one is busy
+    [again] = begun(bench.tell(TierDown(1)))
+    assert (again.job, again.tier) == (2, 0)
+
+
 def test_a_tier_that_fails_is_down_for_a_pause_and_then_tried_with_one_read() -> None:
     bench = Bench(TierTerms(reads_max=4, bytes_per_s=1000e6), SLOW)
     reads = bench.add(1, *[on(0, 1)] * 40)

@@ -113,6 +113,13 @@ def test_a_freed_buffer_goes_to_the_tier_that_is_done_with_it_first() -> None:
     assert tiers == [1, 0, 1]  # beside another, a read of the fast one takes as long
 
 
+def test_the_rest_of_a_chunk_that_has_its_buffer_is_offered_to_who_waited_for_one() -> None:
+    bench = Bench(ONE, ONE, buffers=0)
+    assert bench.add(1, on(0, 1, size=30 * MIB)) == []
+    reads = bench.tell(MemoryFreed(buffers=1))
+    assert {(read.tier, read.into) for read in reads} == {(0, Memory.NEW), (1, Memory.CHUNK)}
+
+
 def test_a_tier_that_alone_holds_what_is_left_is_not_forgotten() -> None:
     fast = TierTerms(reads_max=8, bytes_per_s=1000e6)
     bench = Bench(*[fast] * 10, TierTerms(reads_max=1, bytes_per_s=1e6), buffers=0)
