@@ -63,7 +63,9 @@ class TierTables(ABC):
     def uses_of(self, digests: Sequence[bytes]) -> list[BlobUse | None]:
         self.read_holders_ahead(digests)
         with self._reading() as view:
-            return [_use_of(view, digest) for digest in digests]
+            holders = [view.holders(digest) for digest in digests]
+            view.read_inodes_ahead(ino for inos in holders for ino in inos)
+            return [_use_of(view, inos) for inos in holders]
 
     def read_holders_ahead(self, digests: Iterable[bytes]) -> None:  # noqa: B027  (LMDB asks nobody)
         """What holds these will be asked for: worth a word where each question is a round trip."""
@@ -97,8 +99,8 @@ def _decode(digest: bytes, raw: bytes | None) -> Holding:
     return Holding(digest, size_bytes, mask)
 
 
-def _use_of(view: View, digest: bytes) -> BlobUse | None:
-    inodes = [inode for inode in map(view.find, view.holders(digest)) if inode is not None]
+def _use_of(view: View, inos: Iterable[int]) -> BlobUse | None:
+    inodes = [inode for inode in map(view.find, inos) if inode is not None]
     if not inodes:
         return None
     return BlobUse(max(i.used_ns for i in inodes), any(i.pinned for i in inodes))

@@ -67,7 +67,7 @@ def _located(
             return LocatedFile(size_bytes, digest, fd, blob.directory, tiers, ())
     if not tiers:
         return None
-    node.note_read([inode.ino], session.reader)
+    node.touch([inode.ino], session.reader)  # which counts for what stays in the tier
     return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ())
 
 

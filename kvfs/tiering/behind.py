@@ -33,7 +33,7 @@ from kvfs.errors import Corrupt, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
 from kvfs.tiering.policy import missing_tiers, rule_of, wanted_more
 from kvfs.tiering.reads import Reads
 from kvfs.tiering.room import Room
@@ -51,6 +51,7 @@ class _Entry:
 
 class _Outcome(Enum):
     DONE = auto()
+    FULL = auto()  # the tier, as it says
     FAILED = auto()  # the tier: another may take it
     LOST = auto()  # the blob: there is nothing to copy
 
@@ -271,6 +272,8 @@ class WriteBehind:
             if not one.is_usable or one.full_until_s > trio.current_time():
                 continue
             outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
+            if outcome is _Outcome.FULL and await self._room.note_full(one, blob.size_bytes):
+                outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
             if outcome is _Outcome.LOST:
                 return True
         return not wanted_more(copies, order, *self._holdings.masks([digest]))
@@ -288,7 +291,7 @@ class WriteBehind:
         if tier is None or digest in self._node.open_blobs:
             return _Outcome.FAILED
         try:
-            await trio.to_thread.run_sync(
+            is_new = await trio.to_thread.run_sync(
                 _put_blob, tier, directory, digest, size_bytes, deadline_s,
                 limiter=self._limiter, abandon_on_cancel=True,
             )  # fmt: skip
@@ -306,14 +309,14 @@ class WriteBehind:
             return _Outcome.FAILED
         except OutOfSpace as error:
             log.info("%s", error)
-            await self._room.note_full(one, size_bytes)
-            return _Outcome.FAILED
+            return _Outcome.FULL
         except Unavailable as error:
             log.info("blob %s: %s", digest.hex(), error)
             return _Outcome.FAILED
         self._holdings.note_held(digest, size_bytes, one.number)
-        self.copied_files += 1
-        self.copied_bytes += size_bytes
+        if is_new:
+            self.copied_files += 1
+            self.copied_bytes += size_bytes
         return _Outcome.DONE
 
 
@@ -323,11 +326,14 @@ def _put_blob(
     digest: bytes,
     size_bytes: int,
     deadline_s: float | None,
-) -> None:
+) -> bool:
     """In a worker thread, which may go on when nobody waits for it: so it has a descriptor of its
-    own."""
+    own. False when another node has put the same already."""
+    if tier.kind in FILLED_BY_OTHERS and tier.has([digest], deadline_s) == [size_bytes]:
+        return False
     fd = directory.open_blob(digest)
     try:
         tier.put(digest, fd, size_bytes, deadline_s)
     finally:
         os.close(fd)
+    return True

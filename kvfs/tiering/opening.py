@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.config import TIERS_OPEN_AGAIN_S, TIERS_OPEN_WAIT_S, TierConfig
+from kvfs.config import TIERS_OPEN_AGAIN_S, TIERS_OPEN_WAIT_S, TierConfig, TierKind
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.health import HealthState
 from kvfs.tiers.contract import Capacity, WritableTier
 from kvfs.tiers.opening import open_tier
 
+FILLED_BY_OTHERS = (TierKind.SHARED, TierKind.OBJECT)  # kinds that other nodes use as well
 log = logging.getLogger(__name__)
 
 

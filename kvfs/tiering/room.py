@@ -15,19 +15,17 @@ from kvfs.config import (
     TIER_EVICTION_SHARE,
     TIER_EVICTION_WINDOW,
     TIER_FULL_S,
-    TierKind,
 )
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import Holding, TierLoad
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
 from kvfs.tiering.policy import Resident, plan_removal
 
 log = logging.getLogger(__name__)
 _REMOVED_AT_ONCE = 4
 _WINDOWS_MAX = 64  # looked at for one blob
-_OWN_KINDS = (TierKind.MEMORY, TierKind.NVME)  # that are full by what this node put there
 
 
 class Room:
@@ -61,16 +59,16 @@ class Room:
         async with self._locks.setdefault(one.number, trio.Lock()):
             return await self._remove(one, lambda: self._load(one) + size_bytes - limit_bytes)
 
-    async def note_full(self, one: ConfiguredTier, size_bytes: int) -> None:
-        """A tier had no room for so many bytes. A local one gets some; others are let alone for a
-        while, since others fill them."""
-        if one.config.kind not in _OWN_KINDS:
-            one.full_until_s = trio.current_time() + TIER_FULL_S
-            return
-        async with self._locks.setdefault(one.number, trio.Lock()):
-            wanted_bytes = self._load(one) - size_bytes
-            if not await self._remove(one, lambda: self._load(one) - wanted_bytes):
-                one.full_until_s = trio.current_time() + TIER_FULL_S
+    async def note_full(self, one: ConfiguredTier, size_bytes: int) -> bool:
+        """A tier had no room for so many bytes. A local one gets some: True; others are let alone
+        for a while, since others fill them."""
+        if one.config.kind not in FILLED_BY_OTHERS:
+            async with self._locks.setdefault(one.number, trio.Lock()):
+                wanted_bytes = self._load(one) - size_bytes
+                if await self._remove(one, lambda: self._load(one) - wanted_bytes):
+                    return True
+        one.full_until_s = trio.current_time() + TIER_FULL_S
+        return False
 
     def _load(self, one: ConfiguredTier) -> int:
         return self._meta.tier_loads().get(one.number, TierLoad()).size_bytes

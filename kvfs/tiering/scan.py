@@ -7,19 +7,18 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from kvfs.config import FILES_MAX, TIER_LOOK_S, TIER_SCAN_PAUSE_S, TIER_SCAN_S, TierKind
+from kvfs.config import FILES_MAX, TIER_LOOK_S, TIER_SCAN_PAUSE_S, TIER_SCAN_S
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import HoldingChange, TierLoad
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
 from kvfs.tiering.reads import Reads
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.directory import DirectoryTier
 
 log = logging.getLogger(__name__)
 _NOTED_AT_ONCE = 250  # 2 ms
-_FILLED_BY_OTHERS = (TierKind.SHARED, TierKind.OBJECT)
 
 
 class Scan:
@@ -55,7 +54,7 @@ class Scan:
             except Unavailable as error:
                 log.info("tier %s cannot be looked through: %s", one.name, error)
             else:
-                if one.config.kind not in _FILLED_BY_OTHERS:
+                if one.config.kind not in FILLED_BY_OTHERS:
                     return
             await trio.sleep(TIER_SCAN_S)
 

@@ -188,6 +188,26 @@ def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
             assert load(client, b"f%d" % n) in (data_of(n), None)  # None: it went meanwhile
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True, timeout=30)
+    try:
+        node = start_node(config=tier("disk", disk / "tier", "nvme"))
+        with Client(node.store) as client:
+            for n in range(40):
+                store(client, {b"f%d" % n: data_of(n)})
+            wait_copied(client)
+            tiering = tiering_of(client)
+            assert tiering["behind"]["copied_files"] == 40
+            assert tiering["evicted"]["blobs"] == 40 - len(files_in(disk / "tier"))
+            assert 10 <= len(files_in(disk / "tier")) <= 15
+        assert node.stop() == 0
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False, timeout=30)
+
+
 def test_bytes_that_vanished_or_are_wrong_everywhere_are_a_clean_miss(
     start_node: StartNode, tmp_path: Path
 ) -> None:
