@@ -108,6 +108,7 @@ class Node:
         self._watchers: list[Callable[[Change], None]] = []
         self._use_watchers: list[UseWatcher] = []
         self._releasers: list[Callable[[], None]] = []
+        self._nameless_watchers: list[Callable[[int], None]] = []
         self._checks = Checks()
         self.uses = Uses(engine)
         self.open_blobs = OpenBlobs(engine)
@@ -187,10 +188,20 @@ class Node:
         for callback in self._watchers:
             callback(change)
 
+    def on_nameless(self, callback: Callable[[int], None]) -> None:
+        """Call back, in the node's thread, with an inode that is held and has lost its last name:
+        a hold that is only kept for convenience is to be released then."""
+        self._nameless_watchers.append(callback)
+
     def drop_orphan(self, inode: Inode) -> None:
         """Let go of a file that has no name and no open handle, later if it can't be now."""
-        if inode.nlink == 0 and inode.ino not in self._held:
+        if inode.nlink:
+            return
+        if inode.ino not in self._held:
             self._orphans.drop([inode.ino])
+            return
+        for callback in self._nameless_watchers:
+            callback(inode.ino)
 
     def abandon(self, ino: int) -> None:
         """Remove the names of a file that was never published, later if it can't be now."""

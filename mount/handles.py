@@ -34,7 +34,9 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
+import pyfuse3
 import trio
 
 from kvfs.arriving import Arriving
@@ -49,8 +51,10 @@ from mount.pages import CachedPages
 from mount.passthrough import BackingIds
 from mount.readers import Readers
 from mount.retries import SentBack
+from mount.reuse import IS_POSSIBLE as REUSE_IS_POSSIBLE
+from mount.reuse import Answers, ReusedOpens
 from mount.stages import Stages, Version
-from mount.states import Access, Opening, decide_open, keeps_cache
+from mount.states import Access, Opening, State, decide_open, keeps_cache
 from mount.through import goes_through
 from mount.versions import Versions
 
@@ -114,6 +118,7 @@ class OpenFiles:
         self._sent_back = SentBack()
         self._readers = Readers()
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
+        self.reuse = ReusedOpens(cast(Answers, pyfuse3), self._end_reader, node.touch)
 
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:
@@ -174,9 +179,21 @@ class OpenFiles:
             self._stages.write_through(version)
         return backing_id
 
+    def reuses(self, number: int, opened: Opened) -> bool:
+        """Whether the answer that the kernel is now given to an open stands for later ones too. In
+        a cluster each open asks what other nodes did."""
+        if not REUSE_IS_POSSIBLE or not opened.backing_id or self._node.neighbours is not None:
+            return False
+        version = self.versions.get(number)
+        assert version is not None, "it was just opened"
+        if version.state is not State.READ or self._sent_back.awaits(version.ino):
+            return False
+        return self.reuse.keep(number, version.ino, opened.fh)
+
     def note_found(self, thread: int, ino: int) -> None:
         """A thread looked a file up, perhaps because an open of it was sent back."""
-        self._sent_back.note_found(thread, ino)
+        if self._sent_back.note_found(thread, ino):
+            self.reuse.withdraw(self.numbers.current(ino))
 
     def note_end(self, thread: int) -> None:
         """A thread has found nothing, or has what it wanted: if it was sent back, it does not come
@@ -208,6 +225,8 @@ class OpenFiles:
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
+        if access is not Access.READ:
+            self.reuse.withdraw(number)
         ino = self.numbers.ino(number)
         repeated_for = self._sent_back.take(thread)
         is_repeated = repeated_for == ino
@@ -243,6 +262,7 @@ class OpenFiles:
     def _send_back(self, thread: int, ino: int) -> NamespaceError:
         """The error that makes the kernel look again, which is noted."""
         self._sent_back.note(thread, ino)
+        self.reuse.withdraw(self.numbers.current(ino))
         return NamespaceError(errno.ESTALE)
 
     def _leave(self, version: Version, is_writer: bool) -> None:
@@ -379,6 +399,8 @@ class OpenFiles:
 
     async def release(self, fh: int) -> None:
         """The last descriptor of an open has gone."""
+        if not self.reuse.is_last(fh):
+            return
         handle = self._handles.pop(fh)
         version = handle.version
         try:
@@ -391,6 +413,12 @@ class OpenFiles:
         finally:
             self.backing.leave(version.number)
             self._leave(version, handle.is_writer)
+
+    def _end_reader(self, fh: int) -> None:
+        """As `release`, of who only read, which awaits nothing."""
+        version = self._handles.pop(fh).version
+        self.backing.leave(version.number)
+        self._leave(version, is_writer=False)
 
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""
@@ -416,12 +444,13 @@ class OpenFiles:
         return {
             "reads": "python" if why_not else "passthrough",
             "why_not_passthrough": why_not,
-            "open_in_passthrough": kernel,
+            "open_in_passthrough": kernel - self.reuse.count_idle(),
             "open_in_python": python,
         }
 
     def close(self) -> None:
         """The mount has ended: drop what was not published and let everything go."""
+        self.reuse.withdraw_all()
         for handle in list(self._handles.values()):
             # A writer may outlive the mount: what it wrote to stays on record as open.
             handle.version.through = None

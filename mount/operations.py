@@ -29,6 +29,7 @@ from mount.links import Links
 from mount.numbers import VIEW_BASE, is_link
 from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
 from mount.removed import RemovedDirectories
+from mount.reuse import mark_reusable
 from mount.view import VIEW_NAME, View
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Operations(pyfuse3.Operations):
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
         self.links = Links(node, self.files, is_on=symlink)
+        node.on_shortage(self.files.reuse.withdraw_all)
+        node.on_nameless(self._end_reuse)
         self.is_ready = trio.Event()
         self._node = node
         self._view = view
@@ -84,12 +87,19 @@ class Operations(pyfuse3.Operations):
     def _keep_for_readers(self, change: Change) -> None:
         """A file was changed other than through the mount. Who has it open keeps its bytes, and its
         names are looked up again."""
+        if change.ino:
+            self._end_reuse(change.ino)
+        else:  # it is not known what has changed
+            self.files.reuse.withdraw_all()
         try:
             if change.ino and self.files.versions.note_changed(change.ino):
                 for parent, name in self._node.meta.names_of(change.ino):
                     self.freshness.expire_name(parent, name)
         except (NamespaceError, Unavailable):
             pass  # it has gone, or it is not known what it is now: the next open asks
+
+    def _end_reuse(self, ino: int) -> None:
+        self.files.reuse.withdraw(self.files.numbers.current(ino))
 
     def stop_waiting(self) -> None:
         """The mount is about to end: no request waits for other nodes any more."""
@@ -348,7 +358,11 @@ class Operations(pyfuse3.Operations):
     async def open(self, number: int, flags: int, ctx: Context) -> pyfuse3.FileInfo:
         if number >= VIEW_BASE:
             return await self._view.open(number, flags)
-        return _file_info(await self._open(number, flags, ctx))
+        opened = await self._open(number, flags, ctx)
+        info = _file_info(opened)
+        if not self.links.is_on and self.files.reuses(number, opened):
+            mark_reusable(info)
+        return info
 
     async def _open(self, number: int, flags: int, ctx: Context) -> Opened:
         if flags & os.O_TRUNC and ctx.uid != 0:

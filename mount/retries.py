@@ -39,10 +39,13 @@ class SentBack:
             del self._awaited[ino]
         return ino if trio.current_time() < until_s else None
 
-    def note_found(self, thread: int, ino: int) -> None:
-        """A thread looked a name up; one that was sent back is now on its way to what it found."""
-        if thread in self._threads:
+    def note_found(self, thread: int, ino: int) -> bool:
+        """A thread looked a name up; one that was sent back is now on its way to what it found.
+        Whether it is such a one."""
+        is_sent_back = thread in self._threads
+        if is_sent_back:
             self.note(thread, ino)
+        return is_sent_back
 
     def awaits(self, ino: int) -> bool:
         """Whether a thread is on its way to an inode."""

@@ -9,7 +9,7 @@ libfuse_wanted=3.17
 libfuse_prefix=$root/.deps/libfuse
 sdists=$root/.deps/sdists
 work=$root/.deps/work
-patches=(patches/pyfuse3-{passthrough,noflush,wait}.patch)  # in this order
+patches=(patches/pyfuse3-{passthrough,noflush,wait,reuse}.patch)  # in this order
 problem=
 
 # cannot REASON: remembers why passthrough is out of reach. Use as `step || cannot "reason"`.

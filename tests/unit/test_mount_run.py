@@ -48,7 +48,9 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
         operations = SimpleNamespace(
             freshness=Notices(),
             lingering=Lingering(),
-            files=SimpleNamespace(watch=trio.sleep_forever),
+            files=SimpleNamespace(
+                watch=trio.sleep_forever, reuse=SimpleNamespace(run=trio.sleep_forever)
+            ),
             is_ready=trio.Event(),
             stop_waiting=lambda: None,
         )

@@ -11,9 +11,9 @@ import pytest
 pyfuse3 = pytest.importorskip("pyfuse3", reason="the mount's package is not installed")
 
 ROOT = Path(__file__).parents[2]
-PATCHES = ("pyfuse3-passthrough.patch", "pyfuse3-noflush.patch", "pyfuse3-wait.patch")  # in order
+PATCHES = tuple(f"pyfuse3-{what}.patch" for what in ("passthrough", "noflush", "wait", "reuse"))
 PINS = (ROOT / "requirements" / "main.txt").read_text()
-NAMES = {"passthrough_enabled", "get_session_fd"}
+NAMES = {"passthrough_enabled", "get_session_fd", "withdraw_open", "reusable_opens"}
 
 
 def is_patched() -> bool:
@@ -45,13 +45,22 @@ def test_the_patches_fit_the_pinned_release_exactly(source: Path) -> None:
     types = (source / "src" / "pyfuse3" / "__init__.pyi").read_text()
     assert "backing_id: int" in types
     assert "noflush: bool" in types
+    assert "reusable: bool" in types
     assert all(name in types for name in NAMES)
 
 
+def skip_what_is_older() -> None:
+    if is_patched() and not hasattr(pyfuse3, "withdraw_open"):
+        pytest.skip(
+            "pyfuse3 was built before the last patch: scripts/setup passthrough does it anew"
+        )
+
+
 def test_what_is_installed_has_all_of_the_patches_or_nothing() -> None:
+    skip_what_is_older()
     have = {name for name in NAMES if hasattr(pyfuse3, name)}
     assert have == (NAMES if is_patched() else set())
-    for name in ("backing_id", "noflush"):
+    for name in ("backing_id", "noflush", "reusable"):
         assert hasattr(pyfuse3.FileInfo(), name) == is_patched()
     for name in ("enable_passthrough", "request_wait_us"):
         assert hasattr(pyfuse3.Operations, name) == is_patched()
@@ -60,6 +69,7 @@ def test_what_is_installed_has_all_of_the_patches_or_nothing() -> None:
 def test_the_patched_one_does_nothing_unless_asked() -> None:
     if not is_patched():
         pytest.skip("pyfuse3 is the stock one: scripts/setup passthrough builds the other")
+    skip_what_is_older()
     assert pyfuse3.passthrough_enabled is False
     assert pyfuse3.Operations.enable_passthrough is False
     assert pyfuse3.Operations.request_wait_us == 0
@@ -67,5 +77,10 @@ def test_the_patched_one_does_nothing_unless_asked() -> None:
     assert pyfuse3.FileInfo(fh=1, backing_id=7).backing_id == 7
     assert not pyfuse3.FileInfo(fh=1).noflush
     assert pyfuse3.FileInfo(fh=1, noflush=True).noflush
+    assert not pyfuse3.FileInfo(fh=1).reusable
+    assert pyfuse3.FileInfo(fh=1, reusable=True).reusable
+    assert pyfuse3.reusable_opens() == []
+    with pytest.raises(KeyError):
+        pyfuse3.withdraw_open(1)
     with pytest.raises(RuntimeError, match="init"):
         pyfuse3.get_session_fd()

@@ -1,0 +1,165 @@
+"""Opens that are answered as the one before, on a real mount; skipped where that cannot be."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from kvfs.config import REUSED_S
+from mount.reuse import IS_POSSIBLE
+from tests.e2e.test_mount import publish
+from tests.mounts import MountProcess
+from tests.processes import wait_until
+
+KIB = 1024
+
+
+@pytest.fixture
+def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a fixture's callable
+    return checked(start_mount())
+
+
+def checked(mount: MountProcess) -> MountProcess:
+    why_not = status(mount)["mount"]["why_not_passthrough"]
+    if why_not is not None or not IS_POSSIBLE:
+        pytest.skip(f"opens are not reused here: {why_not or 'an older patched pyfuse3'}")
+    return mount
+
+
+@pytest.fixture
+def place(mounted: MountProcess) -> Iterator[Path]:
+    yield mounted.mountpoint
+
+
+def status(mount: MountProcess) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(
+        (mount.mountpoint / ".kvfs" / "status.json").read_text()
+    )
+    return found
+
+
+def count_opens(mount: MountProcess) -> int:
+    """How many opens came as far as the blobs."""
+    return int(str(status(mount)["counters"]["opens"]))
+
+
+def keep(mount: MountProcess, path: Path) -> None:
+    """Open and close a file until its opens are answered from what was kept; right after a change
+    they are not."""
+
+    def is_kept() -> bool:
+        path.read_bytes()
+        before = count_opens(mount)
+        path.read_bytes()
+        return count_opens(mount) == before
+
+    wait_until(is_kept)
+
+
+def test_opens_are_answered_again_and_end_in_time(mounted: MountProcess, place: Path) -> None:
+    data = os.urandom(100 * KIB)
+    (place / "a").write_bytes(data)
+    keep(mounted, place / "a")
+    before = count_opens(mounted)
+    for _ in range(200):
+        assert (place / "a").read_bytes() == data
+    assert count_opens(mounted) < before + 20  # some 2 s may have gone by, once or twice
+    assert status(mounted)["mount"]["open_in_passthrough"] == 0
+    with open(place / "a", "rb") as file:
+        assert file.read() == data
+        wait_until(lambda: status(mounted)["mount"]["open_in_passthrough"] == 1)
+    wait_until(lambda: status(mounted)["mount"]["open_in_passthrough"] == 0)
+
+
+def test_a_writer_finds_no_reader_where_nobody_has_it_open(
+    mounted: MountProcess, place: Path
+) -> None:
+    (place / "a").write_bytes(b"old")
+    number = (place / "a").stat().st_ino
+    keep(mounted, place / "a")
+    with open(place / "a", "r+b") as file:
+        file.write(b"NEW")
+        assert os.fstat(file.fileno()).st_ino == number, "no version of its own"
+    assert (place / "a").read_bytes() == b"NEW"
+    os.truncate(place / "a", 1)
+    assert (place / "a").read_bytes() == b"N"
+
+
+def test_who_has_it_open_keeps_the_bytes(mounted: MountProcess, place: Path) -> None:
+    (place / "a").write_bytes(b"old")
+    keep(mounted, place / "a")
+    readers = [os.open(place / "a", os.O_RDONLY) for _ in range(3)]
+    (place / "a").write_bytes(b"new")
+    assert (place / "a").read_bytes() == b"new"
+    for reader in readers:
+        assert os.pread(reader, 9, 0) == b"old"
+        os.close(reader)
+    wait_until(lambda: status(mounted)["mount"]["open_in_passthrough"] == 0)
+
+
+def test_what_has_lost_its_name_takes_no_room(mounted: MountProcess, place: Path) -> None:
+    for name in ("unlinked", "replaced"):
+        (place / name).write_bytes(os.urandom(64 * KIB))
+        keep(mounted, place / name)
+    (place / "unlinked").unlink()
+    (place / "other").write_bytes(b"other")
+    os.rename(place / "other", place / "replaced")
+    wait_until(lambda: len(list((mounted.store / "blobs").glob("*/*/*"))) == 1, REUSED_S * 0.9)
+
+
+def test_what_a_client_does_is_seen_at_once(mounted: MountProcess, place: Path) -> None:
+    for name in ("replaced", "evicted"):
+        (place / name).write_bytes(b"old")
+        keep(mounted, place / name)
+    publish(mounted.store, b"replaced", b"new")
+    assert (place / "replaced").read_bytes() == b"new"
+    with Client(mounted.store) as client:
+        client.evict([b"evicted"])
+    with pytest.raises(FileNotFoundError):
+        (place / "evicted").read_bytes()
+
+
+def test_a_blob_that_somebody_wrote_to_is_found(start_mount) -> None:  # type: ignore[no-untyped-def]  # as above
+    mount = checked(start_mount(allow="its bytes changed"))
+    data = os.urandom(64 * KIB)
+    (mount.mountpoint / "a").write_bytes(data)
+    keep(mount, mount.mountpoint / "a")
+    (blob,) = (mount.store / "blobs").glob("*/*/*")
+    with open(blob, "r+b") as file:
+        file.write(bytes([data[0] ^ 1]))
+
+    def is_refused() -> bool:
+        try:
+            (mount.mountpoint / "a").read_bytes()
+        except OSError:
+            return True
+        return False
+
+    wait_until(is_refused)
+
+
+def test_readers_in_threads_while_a_file_is_rewritten(mounted: MountProcess, place: Path) -> None:
+    """Each file is one letter throughout, at each moment."""
+    for turn in range(3):
+        (place / "a").write_bytes(bytes([65 + turn]) * 64 * KIB)
+        keep(mounted, place / "a")
+        ends, seen = threading.Event(), set()
+
+        def read_on(ends: threading.Event = ends, seen: set[bytes] = seen) -> None:
+            while not ends.is_set():
+                seen.add((place / "a").read_bytes())
+
+        readers = [threading.Thread(target=read_on) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        (place / "b").write_bytes(b"x" * 64 * KIB)
+        os.rename(place / "b", place / "a")
+        assert (place / "a").read_bytes() == b"x" * 64 * KIB
+        ends.set()
+        for reader in readers:
+            reader.join()
+        assert seen <= {bytes([65 + turn]) * 64 * KIB, b"x" * 64 * KIB}
