@@ -312,8 +312,9 @@ class View:
             neighbours = self._node.neighbours
             return _json({} if neighbours is None else neighbours.describe())
         if place.kind is Kind.TIERS:
-            tiering = self._node.tiering
-            return _json({} if tiering is None else tiering.describe())
+            tiering, ahead = self._node.tiering, self._node.ahead
+            tiers = {} if tiering is None else tiering.describe()
+            return _json(tiers | ({} if ahead is None else {"prefetch": ahead.describe()}))
         if place.kind not in _FILES:
             raise NamespaceError(errno.EISDIR)
         chunk = self._chunk(place)

@@ -15,6 +15,7 @@ from kvfs.config import (
     PREFETCH_FETCH_S,
     PREFETCH_LOOK_S,
     PREFETCH_ORDERS_MAX,
+    PREFETCH_READER_BYTES_S,
     PREFETCH_READS_MAX,
     PREFETCH_SETTLE_S,
     PREFETCH_STEP,
@@ -58,6 +59,8 @@ class Prefetcher:
         self._wake = trio.Event()
         self._settled = trio.Event()
         self._read_s = float("-inf")  # when somebody began to read
+        self._elsewhere = 0  # sources that readers use by themselves
+        self._elsewhere_until_s = float("-inf")
         self._swept_s = float("-inf")
         self._nursery: trio.Nursery | None = None  # None: nothing is brought (any more)
         node.watch_uses(self._note_use)
@@ -126,8 +129,19 @@ class Prefetcher:
         while self._reads:
             ino, reader = self._reads.popleft()
             for inode in self._known.files([ino]):
+                self._note_elsewhere(inode)
                 self._tell(Read(ino, inode.digest, reader))
             await trio.lowlevel.checkpoint()  # in a cluster each may ask the server some times
+
+    def _note_elsewhere(self, inode: Inode) -> None:
+        """Who reads what is not here does so by itself: its sources are busy for as long as that
+        may take, which it does not say."""
+        now_s = trio.current_time()
+        for blob in self._known.wanted([inode]):
+            if now_s >= self._elsewhere_until_s:
+                self._elsewhere, self._elsewhere_until_s = 0, now_s
+            self._elsewhere |= blob.sources
+            self._elsewhere_until_s += blob.size_bytes / PREFETCH_READER_BYTES_S
 
     async def _take_expected(self) -> None:
         while self._expected:
@@ -147,7 +161,7 @@ class Prefetcher:
     # What it sees ---------------------------------------------------------------------------------
     def _look(self) -> None:
         tiering, neighbours = self._node.tiering, self._node.neighbours
-        taken = 0
+        taken = self._elsewhere if trio.current_time() < self._elsewhere_until_s else 0
         if tiering is not None:
             taken |= tiering.reads.busy & TIERS
         if neighbours is not None and neighbours.fetching > len(self._from_peers):

@@ -1,4 +1,4 @@
-"""The part of `kvfs status` about tiers."""
+"""The part of `kvfs status` about tiers, and what comes from them ahead of its readers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +36,25 @@ def tier_lines(tiering: dict[str, Any]) -> Iterator[str]:
                 "evicted from tiers",
                 f"{count_text(evicted['blobs'], 'blob')}, {size_text(evicted['bytes'])}",
             ),
+        ]
+    )
+
+
+def ahead_lines(prefetch: dict[str, Any]) -> Iterator[str]:
+    """What a node brought before it was asked for (`kvfs.prefetch.runner`), for people."""
+    causes = prefetch["causes"].values()
+    arrived, size_bytes, used, wasted, cancelled = (
+        sum(cause[name] for cause in causes)
+        for name in ("arrived", "arrived_bytes", "used", "wasted", "cancelled")
+    )
+    yield from facts(
+        [
+            (
+                "brought ahead",
+                f"{count_text(arrived, 'file')}, {size_text(size_bytes)}; {used:,} used,"
+                f" {wasted:,} evicted unread, {cancelled:,} cancelled; {prefetch['under_way']:,}"
+                f" under way, {prefetch['waiting']:,} waiting",
+            )
         ]
     )
 

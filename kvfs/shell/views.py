@@ -37,7 +37,7 @@ from kvfs.shell.render import (
     time_text,
     write_json,
 )
-from kvfs.shell.tiers import tier_lines
+from kvfs.shell.tiers import ahead_lines, tier_lines
 from kvfs.verify import Checked, Verdict, verify_files
 
 BATCH_FILES = 1000
@@ -204,6 +204,8 @@ def _status_lines(
     if tiering := found.get("tiering"):
         yield ""
         yield from tier_lines(tiering)
+    if prefetch := found.get("prefetch"):
+        yield from ahead_lines(prefetch)
     yield from found.get("missing", ())  # a node of an earlier version does not say
     yield from found.get("notices", ())
     if models:

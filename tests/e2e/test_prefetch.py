@@ -150,6 +150,8 @@ def test_a_reader_in_order_finds_the_next_files_here_the_third_time(
         wait_until(lambda: tally(client, "successor")["arrived"] == 2)
         assert (mount.mountpoint / names[2]).read_bytes() == names[2].encode() * 1000
         wait_until(lambda: tally(client, "successor")["used"] == 1)
+        view = json.loads((mount.mountpoint / ".kvfs" / "tiers").read_text())
+        assert view["prefetch"]["causes"]["successor"]["used"] == 1
 
 
 def test_who_reads_from_the_tier_ends_what_comes_on_a_guess(
@@ -201,6 +203,8 @@ def test_warm_brings_what_only_tiers_have_and_names_what_nobody_has(
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout == "40 files brought, 78.1 KiB; 1 here already\n"
         assert all(is_here(client, path) for path in data)
+        shown = kvfs("status", at=node.store).stdout
+        assert "brought ahead  40 files, 78.1 KiB; 0 used, 0 evicted unread, 0 cancelled" in shown
         leave(client, *data)
         name = digest_of(data[b"kv/07"]).hex()
         (tmp_path / "tier" / "blobs" / name[:2] / name[2:4] / name).unlink()

@@ -7,8 +7,9 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from kvfs.config import MIB, PREFETCH_SWEEP_S, PrefetchConfig
+from kvfs.config import MIB, PREFETCH_READER_BYTES_S, PREFETCH_SWEEP_S, PrefetchConfig
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Inode
 from kvfs.node import Node
@@ -143,7 +144,7 @@ class World:
 
 
 @pytest.fixture
-async def world(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> World:
+async def world(nursery: trio.Nursery) -> World:
     node = FakeNode()
     node.neighbours = FakeNeighbours(node.meta)
     prefetch = Prefetcher(cast(Node, node), PrefetchConfig())
@@ -152,7 +153,9 @@ async def world(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -
     return World(node, node.neighbours, prefetch)
 
 
-async def test_the_chunks_behind_one_that_was_read_come_from_other_nodes(world: World) -> None:
+async def test_the_chunks_behind_one_that_was_read_come_from_other_nodes(
+    world: World, autojump_clock: MockClock
+) -> None:
     for ino in range(1, 4):
         world.node.meta.add(ino, parent=ino - 1)
     world.node.read([1], None)
@@ -163,7 +166,9 @@ async def test_the_chunks_behind_one_that_was_read_come_from_other_nodes(world: 
     assert (world.tally("child")["arrived"], world.tally("child")["used"]) == (2, 1)
 
 
-async def test_what_its_reader_goes_on_to_read_is_left_to_it(world: World) -> None:
+async def test_what_its_reader_goes_on_to_read_is_left_to_it(
+    world: World, autojump_clock: MockClock
+) -> None:
     for ino in range(1, 4):
         world.node.meta.add(ino, parent=ino - 1)
     world.node.read([1, 2, 3], None)
@@ -171,7 +176,9 @@ async def test_what_its_reader_goes_on_to_read_is_left_to_it(world: World) -> No
     assert world.peers.brought == []
 
 
-async def test_files_that_follow_each_other_are_brought_the_third_time(world: World) -> None:
+async def test_files_that_follow_each_other_are_brought_the_third_time(
+    world: World, autojump_clock: MockClock
+) -> None:
     for ino in (11, 12, 13):
         world.node.meta.here.add(world.node.meta.add(ino).digest)
     for _ in range(2):
@@ -185,7 +192,7 @@ async def test_files_that_follow_each_other_are_brought_the_third_time(world: Wo
 
 
 async def test_who_reads_from_the_source_has_it_cancelled_and_what_is_expected_comes_later(
-    world: World,
+    world: World, autojump_clock: MockClock
 ) -> None:
     expected = world.node.meta.add(20)
     world.peers.gate = trio.Event()
@@ -202,7 +209,22 @@ async def test_who_reads_from_the_source_has_it_cancelled_and_what_is_expected_c
     assert world.peers.brought == [20]
 
 
-async def test_nothing_is_guessed_into_a_store_that_is_nearly_full(world: World) -> None:
+async def test_where_an_engine_reads_by_itself_is_left_to_it_for_as_long_as_that_takes(
+    world: World, autojump_clock: MockClock
+) -> None:
+    size_bytes = 4 * PREFETCH_READER_BYTES_S
+    world.node.read([world.node.meta.add(1, size_bytes=size_bytes).ino], 99)
+    await trio.sleep(0.1)
+    world.prefetch.expect([world.node.meta.add(2)])
+    await world.settle()
+    assert world.peers.brought == []
+    await trio.sleep(4)
+    assert world.peers.brought == [2]
+
+
+async def test_nothing_is_guessed_into_a_store_that_is_nearly_full(
+    world: World, autojump_clock: MockClock
+) -> None:
     for ino in range(1, 4):
         world.node.meta.add(ino, parent=ino - 1)
     world.node.space.used, world.node.space.room = 91 * MIB, 9 * MIB
@@ -214,7 +236,9 @@ async def test_nothing_is_guessed_into_a_store_that_is_nearly_full(world: World)
     assert world.peers.brought == [2]
 
 
-async def test_a_person_is_told_what_is_still_coming_and_what_nobody_gives(world: World) -> None:
+async def test_a_person_is_told_what_is_still_coming_and_what_nobody_gives(
+    world: World, autojump_clock: MockClock
+) -> None:
     inodes = [world.node.meta.add(ino) for ino in (1, 2, 3)]
     world.peers.lacking.add(digest(3))
     world.peers.gate = trio.Event()
@@ -225,7 +249,9 @@ async def test_a_person_is_told_what_is_still_coming_and_what_nobody_gives(world
     assert world.tally("warm")["failed"] >= 1
 
 
-async def test_what_hangs_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_hangs_is_given_up(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvfs.prefetch.runner.PREFETCH_FETCH_S", 0.5)
     world.peers.gate = trio.Event()
     world.prefetch.expect([world.node.meta.add(1)])
@@ -234,7 +260,7 @@ async def test_what_hangs_is_given_up(world: World, monkeypatch: pytest.MonkeyPa
     assert world.prefetch.describe()["under_way"] == 0
 
 
-async def test_waste_is_noticed_after_eviction(world: World) -> None:
+async def test_waste_is_noticed_after_eviction(world: World, autojump_clock: MockClock) -> None:
     for ino in range(1, 3):
         world.node.meta.add(ino, parent=ino - 1)
     world.node.read([1], None)
@@ -245,7 +271,9 @@ async def test_waste_is_noticed_after_eviction(world: World) -> None:
     assert world.prefetch.describe()["unread"] == 0
 
 
-async def test_metadata_that_does_not_answer_costs_a_guess_only(world: World) -> None:
+async def test_metadata_that_does_not_answer_costs_a_guess_only(
+    world: World, autojump_clock: MockClock
+) -> None:
     world.node.meta.add(1, parent=0)
     world.node.meta.is_away = True
     world.node.read([1], None)
@@ -257,7 +285,7 @@ async def test_metadata_that_does_not_answer_costs_a_guess_only(world: World) ->
 
 
 async def test_a_node_that_nobody_reads_from_wakes_for_nothing(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     node = FakeNode()
     looks = []
