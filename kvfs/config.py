@@ -77,6 +77,7 @@ SERVED_FILES_MAX = 16  # that stay open for who reads them, whatever becomes of 
 SERVED_S = 5.0  # after the last read
 CLUSTER_PAGE_MEMBERS = 1000  # names read in one go
 CLUSTER_RECORDS_CACHED_MAX = 131_072  # of each table: about 100 MiB
+CLUSTER_NAMES_TOLD_MAX = 65_536  # files that others stored last, not asked for yet: 20 MiB
 CLUSTER_GROUPS_CACHED_MAX = 65_536
 CLUSTER_CONFLICTS_MAX = 64  # tries of one change, while others change the same names
 RECHECK_STEP = 16  # files of this node compared in one go: a round trip each

@@ -11,8 +11,12 @@ other node has, in its memory:
   copied  as a client opens and reads them, which has its node bring copies
   again   the same, of the copies
 Then one file of 256 MiB through the mount: how long until its first byte is there, and until all
-are. Then look-ups of 1,000 chunk keys that the other node stored, at first and again, and of one
-that is missing. Prints medians, and the ratio of pairs to raw TCP.
+are. Then look-ups of 1,000 chunk keys that the other node stored:
+  told    never asked for, stored while this node was there, which the feed told of them
+  lookup  never asked for nor told of, since this node has been started anew
+  again   the same, of those
+  one_miss  of one key that nobody has
+Prints medians, and the ratio of pairs to raw TCP.
 """
 
 import argparse
@@ -187,14 +191,11 @@ def block_hash(number: int) -> bytes:
     return xxhash.xxh3_128_digest(number.to_bytes(8, "little")) * 2
 
 
-def measure_lookups(rig: Rig, files: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds for 1,000 keys that this node never asked for, the same again, and one
-    that nobody has."""
-    sender, receiver = rig.nodes
-    spent: dict[str, list[float]] = {"lookup_1000_ms": [], "again_ms": [], "one_miss_ms": []}
-    with Client(sender.store) as there, Client(receiver.store) as here:
-        for start in range(0, files, 100):
-            staged = there.stage([8] * 100)
+def store_names(store: Path, numbers: range) -> None:
+    """A file of 8 bytes under each."""
+    with Client(store) as client:
+        for start in range(numbers.start, numbers.stop, 100):
+            staged = client.stage([8] * 100)
             items = []
             for number, item in enumerate(staged, start):
                 data = number.to_bytes(8, "little")
@@ -202,20 +203,36 @@ def measure_lookups(rig: Rig, files: int, rounds: int) -> dict[str, float]:
                 os.close(item.fd)
                 path = chunk_path(NAMESPACE, chunk_key(block_hash(number), 0, 0))
                 items.append(StagedFile(item.token, path, xxhash.xxh3_128_digest(data), 8))
-            there.publish(items)
-        for number in range(min(rounds * 4, files // 1000)):
-            keys = ChunkKeys(
-                b"".join(block_hash(number * 1000 + n) for n in range(1000)), 32, ((0, 0),)
-            )
-            for name, asked in (
-                ("lookup_1000_ms", keys),
-                ("again_ms", keys),
-                ("one_miss_ms", ChunkKeys(block_hash(files + number), 32, ((0, 0),))),
-            ):
-                began = time.perf_counter()
-                found = here.lookup_chunks(NAMESPACE, asked)
-                spent[name].append((time.perf_counter() - began) * 1e3)
-                assert (None in found) == (name == "one_miss_ms")
+            client.publish(items)
+
+
+def measure_lookups(rig: Rig, files: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds for 1,000 keys; see the module's docstring."""
+    sender, receiver = rig.nodes
+    count = min(rounds * 4, files // 1000)
+    batches = [
+        ChunkKeys(b"".join(block_hash(number * 1000 + n) for n in range(1000)), 32, ((0, 0),))
+        for number in range(count)
+    ]
+    spent: dict[str, list[float]] = {}
+
+    def look_up(name: str, client: Client, keys: ChunkKeys) -> None:
+        began = time.perf_counter()
+        found = client.lookup_chunks(NAMESPACE, keys)
+        spent.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
+        assert (None in found) == (name == "one_miss_ms")
+
+    store_names(sender.store, range(files))
+    with Client(receiver.store) as here:
+        for keys in batches:
+            look_up("told_1000_ms", here, keys)
+    receiver.stop()
+    receiver.start()
+    with Client(receiver.store) as here:
+        for number, keys in enumerate(batches):
+            look_up("lookup_1000_ms", here, keys)
+            look_up("again_ms", here, keys)
+            look_up("one_miss_ms", here, ChunkKeys(block_hash(files + number), 32, ((0, 0),)))
     return {name: statistics.median(values) for name, values in spent.items()}
 
 

@@ -464,13 +464,17 @@ _BY_LETTER = {table.value: table for table in SharedTable}
 
 def encode_news(batch: ClusterBatch) -> bytes:
     """What other nodes must hear of a transaction: which records they may have kept. Of files that
-    it made they have no inode and no names under their numbers, not even that they are missing."""
+    it made they have no inode and no names under their numbers, not even that they are missing.
+    Entries of published files come with it, since a name that is new here is soon asked for there.
+    """
     shared = batch.txn.shared
     packed = msgpack.packb(
         [
             [
-                [record.table.value, record.key]
-                for record in shared.commit.writes
+                [record.table.value, record.key, value]
+                if record.table is SharedTable.DIRENT and _is_of_published(value)
+                else [record.table.value, record.key]
+                for record, value in shared.commit.writes.items()
                 if record.table is not SharedTable.LOOSE
                 and (record.table not in KEPT_IF_THERE or not shared.is_new(record))
             ],
@@ -493,6 +497,10 @@ def concerns(local: View, move: Move) -> bool:
     )
 
 
+def _is_of_published(dirent: bytes | None) -> bool:
+    return dirent is not None and records.dirent_size_field(dirent) > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What another node did."""
@@ -500,23 +508,38 @@ class Heard:
     records: tuple[Record, ...]
     moves: tuple[Move, ...]
     moves_directories: bool
+    # All directory entries among the records, by their keys: what they are now, where it is said.
+    dirents: tuple[tuple[bytes, bytes | None], ...] = ()
 
 
 def decode_news(raw: bytes) -> Heard:
     """What `encode_news` said. Raises `ValueError` and the like for anything else."""
     written, moves, moves_directories = msgpack.unpackb(raw)
     heard = Heard(
-        tuple(Record(_BY_LETTER[letter], key) for letter, key in written),
+        tuple(Record(_BY_LETTER[letter], key) for letter, key, *_ in written),
         tuple(Move(*fields) for fields in moves),
         moves_directories,
+        tuple(
+            (key, value[0] if value else None)
+            for letter, key, *value in written
+            if letter == SharedTable.DIRENT.value
+        ),
     )
-    if not all(map(_is_record, heard.records)) or not all(map(_is_move, heard.moves)):
+    if (
+        not all(map(_is_record, heard.records))
+        or not all(map(_is_move, heard.moves))
+        or not all(value is None or _is_dirent(value) for _, value in heard.dirents)
+    ):
         raise ValueError("not what a node says")
     return heard
 
 
 def _is_record(record: Record) -> bool:
     return isinstance(record.key, bytes) and is_key(record.table, record.key)
+
+
+def _is_dirent(value: object) -> bool:
+    return isinstance(value, bytes) and records.is_dirent(value)
 
 
 def _is_move(move: Move) -> bool:

@@ -80,6 +80,7 @@ class FollowingEngine(SharedEngine):
         return self._server.wait_news(self._seen.sequence)
 
     def _listen(self) -> None:
+        dirents: dict[bytes, bytes | None] = {}  # as they are at the end of the feed
         while True:
             news = self._server.news(self._seen.sequence)
             if news.epoch != self._server.epoch:
@@ -97,6 +98,7 @@ class FollowingEngine(SharedEngine):
                 if one is None:
                     is_cut = True
                     break
+                dirents.update(one.dirents)  # also this node's own, which came between others'
                 if not self._journal.hear(at):
                     heard.append(one)
                     if node == self.node_id:  # done after this node had given it up
@@ -107,6 +109,7 @@ class FollowingEngine(SharedEngine):
                 self._tell_later(heard)
             self._seen = last
             if last == news.last and not self._journal.is_broken(last):
+                self._known.tell(dirents)
                 return
             if is_cut or last == news.last:
                 self._start_over(news)

@@ -9,7 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from kvfs.config import CLUSTER_GROUPS_CACHED_MAX, CLUSTER_RECORDS_CACHED_MAX
+from kvfs.config import (
+    CLUSTER_GROUPS_CACHED_MAX,
+    CLUSTER_NAMES_TOLD_MAX,
+    CLUSTER_RECORDS_CACHED_MAX,
+)
 from kvfs.meta.bulk import by_directory
 from kvfs.meta.records import NO_DIRENT, is_dirent
 from kvfs.meta.shared import (
@@ -45,6 +49,8 @@ class Known:
             table: OrderedDict() for table in SharedTable
         }
         self._groups: OrderedDict[_Group, dict[Page, tuple[bytes, ...]]] = OrderedDict()
+        # Directory entries that nobody asked for yet: they are not to push out what was asked for.
+        self._told: OrderedDict[bytes, bytes] = OrderedDict()
 
     def values(self, wanted: Sequence[Record]) -> list[bytes | None]:
         missing = [record for record in wanted if record.key not in self._values[record.table]]
@@ -59,6 +65,10 @@ class Known:
     def dirents(self, keys: Sequence[bytes]) -> list[bytes]:
         known = self._values[SharedTable.DIRENT]
         missing = [key for key in keys if key not in known]
+        if missing and self._told:
+            told = self._told
+            known.update((key, told.pop(key)) for key in missing if key in told)
+            missing = [key for key in missing if key not in known]
         if missing:
             groups = by_directory(missing)
             found = self._source.dirents(groups)
@@ -101,6 +111,8 @@ class Known:
         """These were changed by somebody."""
         for record in records:
             self._values[record.table].pop(record.key, None)
+            if record.table is SharedTable.DIRENT:
+                self._told.pop(record.key, None)
             if record.is_grouped:
                 self._groups.pop((record.table, record.split()[0]), None)
 
@@ -113,6 +125,17 @@ class Known:
         for values in self._values.values():
             values.clear()
         self._groups.clear()
+        self._told.clear()
+
+    def tell(self, dirents: Mapping[bytes, bytes | None]) -> None:
+        """The feed, to its end, says of these what they are now; None: nothing is known of it. What
+        was read since it was asked for is newer, and stays."""
+        told, known = self._told, self._values[SharedTable.DIRENT]
+        for key, value in dirents.items():
+            if value is not None and key not in known:
+                told[key] = value
+        while len(told) > CLUSTER_NAMES_TOLD_MAX:
+            told.popitem(last=False)
 
     def learn(self, commit: Commit) -> None:
         """A transaction of this node went through."""
