@@ -1,0 +1,122 @@
+"""The queue of copies to tiers: its bound, and whom it waits for. A node in this process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.config import TIER_LIMITS, TierConfig, TierKind
+from kvfs.digest import digest_of
+from kvfs.node import Node
+from kvfs.tiering import behind
+from kvfs.tiering.reads import Reads
+from kvfs.tiering.tiering import Tiering
+from tests.own_node import load, store
+
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def tiering(node: Node, path: Path) -> AsyncIterator[Tiering]:
+    limits = TIER_LIMITS[TierKind.NVME]
+    config = TierConfig("disk", TierKind.NVME, limits, path=path, min_free=0)
+    node.config = replace(node.config, tiers=(config,))
+    used = Tiering(node)
+    async with used.running():
+        yield used
+
+
+async def until(tiers: Tiering, waiting: int) -> None:
+    with trio.fail_after(DEADLINE_S):
+        while tiers.behind.waiting != waiting:
+            await trio.sleep(0.01)
+
+
+def held(node: Node, number: int) -> bool:
+    return bool(node.meta.tier_masks([digest_of(b"%d" % number)])[0])
+
+
+async def test_what_finds_no_room_in_the_queue_is_counted_and_forgotten(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("disk cannot be opened")
+    monkeypatch.setattr(behind, "BEHIND_WAITING_MAX", 3)
+    async with tiering(node, tmp_path / "not" / "there") as tiers:
+        for number in (0, 1, 1, 2, 3, 4):
+            store(node, b"f%d" % number, b"%d" % number)
+        assert (tiers.behind.waiting, tiers.behind.dropped_files) == (3, 2)
+        assert set(node.meta.promised(b"", 9)) == {digest_of(b"%d" % n) for n in range(3)}
+
+
+async def test_what_could_not_be_copied_makes_room_for_what_is_new(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("disk cannot be opened")
+    monkeypatch.setattr(behind, "BEHIND_WAITING_MAX", 2)
+    monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
+    async with tiering(node, tmp_path / "not" / "there") as tiers:
+        store(node, b"f0", b"0")
+        store(node, b"f1", b"1")
+        with trio.fail_after(DEADLINE_S):
+            while len(tiers.behind._put_off) < 2:
+                await trio.sleep(0.01)
+        store(node, b"f2", b"2")
+        assert (tiers.behind.waiting, tiers.behind.dropped_files) == (2, 1)
+        assert digest_of(b"2") in node.meta.promised(b"", 9)
+        (tmp_path / "not").mkdir()
+        await until(tiers, 0)
+    assert [held(node, number) for number in range(3)].count(True) == 2 and held(node, 2)
+
+
+async def test_copies_wait_for_reads(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
+    monkeypatch.setattr(behind, "BEHIND_YIELD_S", DEADLINE_S)
+    async with tiering(node, tmp_path / "tier") as tiers:
+        with tiers.reads.under_way():
+            store(node, b"f0", b"0")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert (tiers.behind.waiting, held(node, 0)) == (1, False)
+        await until(tiers, 0)
+        assert held(node, 0)
+
+
+async def test_a_blob_with_other_bytes_than_its_digest_is_put_nowhere(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("its bytes changed")
+    monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
+    async with tiering(node, tmp_path / "tier") as tiers:
+        store(node, b"bad", b"bytes", digest=digest_of(b"BYTES"))
+        await until(tiers, 0)
+        assert not any(file.is_file() for file in (tmp_path / "tier" / "blobs").rglob("*"))
+        assert load(node, b"bad") is None
+        assert node.meta.promised(b"", 9) == []
+
+
+async def test_quiet_is_when_nobody_reads_and_nobody_has_just_begun(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    reads = Reads()
+    assert reads.is_quiet
+    reads.note_use()
+    assert not reads.is_quiet
+    assert await reads.wait_quiet(10)
+    with reads.under_way(), reads.under_way():
+        assert not await reads.wait_quiet(10)
+
+    async def read() -> None:
+        with reads.under_way():
+            await trio.sleep(3)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        began_s = trio.current_time()
+        assert await reads.wait_quiet(10)
+        assert trio.current_time() - began_s == pytest.approx(3)
