@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import Copier, Mark
 from gpu_bridge.counters import Counters
 from gpu_bridge.link import Link
@@ -24,7 +23,6 @@ from gpu_bridge.load_sources import SourceCounts
 from gpu_bridge.plan import ChunkLoad, Place, RequestLoad
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool, StagingShare
-from gpu_bridge.workers import Workers
 from kvfs.chunk import match_header
 from kvfs.client_files import OpenFile
 from kvfs.config import (
@@ -36,7 +34,9 @@ from kvfs.config import (
     TierKind,
 )
 from kvfs.errors import Corrupt, QueueFull, Unavailable
+from kvfs.reader.complaints import Complaints
 from kvfs.reader.places import Placed, Places
+from kvfs.reader.workers import Workers
 from kvfs.schedule.words import Outcome
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer

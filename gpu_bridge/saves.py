@@ -21,7 +21,6 @@ from gpu_bridge.link import Link, is_chunk_size
 from gpu_bridge.plan import ChunkSave, Place
 from gpu_bridge.shard import Shard
 from gpu_bridge.staging import Slot, StagingPool
-from gpu_bridge.workers import Workers
 from kvfs.chunk import ChunkHeader, chunk_info, encode_header, with_digest
 from kvfs.client import Client
 from kvfs.client_files import Staged, StagedFile
@@ -30,6 +29,7 @@ from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace
 from kvfs.file_io import write_from
 from kvfs.hashers import in_background
+from kvfs.reader.workers import Workers
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import Copier, copier_for
 from gpu_bridge.counters import Counters
 from gpu_bridge.layout import GroupLayout
@@ -28,6 +27,7 @@ from kvfs.config import (
     BRIDGE_SHUTDOWN_DEADLINE_S,
     BRIDGE_STAGING_BYTES,
 )
+from kvfs.reader.complaints import Complaints
 
 log = logging.getLogger(__name__)
 

@@ -157,7 +157,6 @@ BRIDGE_SHUTDOWN_DEADLINE_S = 10.0
 BRIDGE_LOOKUPS_MAX = 1024  # requests that wait for their look-up
 BRIDGE_SAVES_MAX = 512  # chunks that wait to be saved
 BRIDGE_OPEN_BATCH = 16  # chunks that are opened together; a request has few more open
-BRIDGE_COMPLAINTS_MAX = 64  # corrupt chunks that the node is still to be told of
 BRIDGE_EXPECT_AFTER_S = 0.02  # a request that waits so long is worth a word to the node
 BRIDGE_EXPECT_AGAIN_S = 60.0  # until a node that brings nothing by itself is told once more
 BRIDGE_EXPECTED_REQUESTS_MAX = 256  # of which the node is still to be told
@@ -202,11 +201,15 @@ REMOTE_STREAMS_MAX = 16  # to one node
 REMOTE_PROGRESS_S = 1.0  # without a byte, the file is got in another way
 
 # A process that reads from all places itself (`kvfs.reader`).
+READER_DEADLINE_S = 60.0  # for all files of one call, when the caller says nothing
+READER_BATCH_FILES = 64  # that are located together; two batches are read at the same time
+READER_BATCH_BYTES = 256 * MIB  # of them, in memory until they are copied; one file may always
 READER_TICKET_S = 20.0  # how long a ticket that came unasked is used; its node forgets it later
 READER_TICKETS_KEPT_MAX = 4096  # of one node
 READER_TICKET_DEADLINE_S = 4.0  # for a word about another node, which may wait for its turn
 READER_TIER_OPEN_S = 2.0  # how long a chunk that only a tier has waits for that to be opened
 READER_TIER_AGAIN_S = 5.0  # until a tier that could not be opened is tried again
+READER_COMPLAINTS_MAX = 64  # corrupt chunks that the node is still to be told of
 READER_PEERS_MAX = 24  # nodes that are read at the same time, of the schedule's tiers
 
 # Health of a tier (`kvfs.health`).

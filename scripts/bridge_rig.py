@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402  (path first)
 import xxhash  # noqa: E402
 
-from gpu_bridge.complaints import Complaints  # noqa: E402
 from gpu_bridge.copies import CpuCopier  # noqa: E402
 from gpu_bridge.counters import Counters  # noqa: E402
 from gpu_bridge.layout import group_layout  # noqa: E402
@@ -46,6 +45,7 @@ from gpu_bridge.staging import StagingPool  # noqa: E402
 from kvfs.client import Client  # noqa: E402
 from kvfs.config import BRIDGE_STAGING_BYTES, BRIDGE_THREADS  # noqa: E402
 from kvfs.names import fingerprint_of, namespace_path  # noqa: E402
+from kvfs.reader.complaints import Complaints  # noqa: E402
 
 FINGERPRINT = fingerprint_of({"bench": 1})
 PLACE = Place(namespace_path("bench", FINGERPRINT), "bench", FINGERPRINT)

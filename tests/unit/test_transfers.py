@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpu_bridge.complaints import Complaints
 from gpu_bridge.copies import CpuCopier
 from gpu_bridge.counters import Counters
 from gpu_bridge.layout import GroupLayout, group_layout
@@ -29,6 +28,7 @@ from gpu_bridge.staging import StagingPool
 from kvfs.chunk import ChunkHeader, digest_tokens, encode_header, verify
 from kvfs.config import BRIDGE_OPEN_BATCH, BRIDGE_SAVES_MAX
 from kvfs.digest import digest_of
+from kvfs.reader.complaints import Complaints
 from tests.memory_node import MemoryNode
 from tests.processes import wait_until
 

@@ -5,13 +5,13 @@ import sys
 import threading
 from pathlib import Path
 
-from gpu_bridge.workers import Workers
+from kvfs.reader.workers import Workers
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
 HANGS = """
 import threading
-from gpu_bridge.workers import Workers
+from kvfs.reader.workers import Workers
 began = threading.Event()
 workers = Workers(2, "test")
 workers.start(lambda: (began.set(), threading.Event().wait()))

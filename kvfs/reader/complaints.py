@@ -8,10 +8,10 @@ answered costs little: the request recomputes the chunk, and what is recomputed 
 import logging
 import threading
 
-from gpu_bridge.workers import Workers
 from kvfs.client import Client
-from kvfs.config import BRIDGE_COMPLAINTS_MAX, TIERS_MAX
+from kvfs.config import READER_COMPLAINTS_MAX, TIERS_MAX
 from kvfs.errors import KvfsError
+from kvfs.reader.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Complaints:
 
     def _queue(self, item: bytes | tuple[int, bytes]) -> bool:
         with self._lock:
-            if item in self._waiting or len(self._waiting) >= BRIDGE_COMPLAINTS_MAX:
+            if item in self._waiting or len(self._waiting) >= READER_COMPLAINTS_MAX:
                 return False
             self._waiting.add(item)
             return True

@@ -1,4 +1,4 @@
-"""Threads for the bridge's work: what one of them did not foresee is logged, and ends nothing.
+"""Threads for work that may hang: what one of them did not foresee is logged, and ends nothing.
 
 They are daemon threads, since work may hang in a disk or a node, and the engine must end all the
 same. An executor's threads would be waited for at the interpreter's end.
