@@ -150,6 +150,12 @@ def _status(session: "Session", arguments: Arguments) -> int:
     return views.status(session)
 
 
+def _top(session: "Session", arguments: Arguments) -> int:
+    from kvfs.shell import top
+
+    return top.top(session, interval_s=arguments.interval, count=arguments.count or None)
+
+
 def _ls(session: "Session", arguments: Arguments) -> int:
     from kvfs.shell import views
 
@@ -352,6 +358,7 @@ COMMANDS: dict[str, Run] = {
     "config": _config,
     "replay": _replay,
     "status": _with_session(_status),
+    "top": _with_session(_top),
     "ls": _with_session(_ls),
     "show": _with_session(_show),
     "du": _with_session(_du),

@@ -1,6 +1,7 @@
 """`.kvfs` in the root of the mount: what the store knows of itself, as files to read.
 
     .kvfs/status.json
+    .kvfs/metrics                the same for Prometheus
     .kvfs/nodes                  in a cluster: the nodes that are there
     .kvfs/tiers                  of a node with [[tiers]]: how each is, and what it does
     .kvfs/prefixes/<model>@<fingerprint>/<key>/<key of a chunk that continues it>/...
@@ -27,6 +28,7 @@ import trio
 from kvfs.config import VIEW_CONTENT_BYTES_MAX
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError
 from kvfs.meta.contract import ROOT_INO, ChunkEntry, Entry, Inode
+from kvfs.metrics import metrics_text
 from kvfs.names import KV_DIRECTORY, RESERVED_NAME, chunk_path, split_namespace
 from kvfs.node import Node
 from kvfs.status import status_of
@@ -47,6 +49,7 @@ class Kind(enum.Enum):
     STATUS = enum.auto()
     NODES = enum.auto()
     TIERS = enum.auto()
+    METRICS = enum.auto()
     PREFIXES = enum.auto()
     MODEL = enum.auto()
     CHUNK = enum.auto()
@@ -57,7 +60,7 @@ class Kind(enum.Enum):
 
 _FILES = {Kind.INFO: b"info.json", Kind.TOKENS: b"tokens", Kind.TEXT: b"text"}  # of a chunk
 _FILE_KINDS = {name: kind for kind, name in _FILES.items()}
-_IS_FILE = frozenset({Kind.STATUS, Kind.NODES, Kind.TIERS, *_FILES})
+_IS_FILE = frozenset({Kind.STATUS, Kind.NODES, Kind.TIERS, Kind.METRICS, *_FILES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,11 @@ class View:
                 raise NamespaceError(errno.ENOTDIR)
 
     def _root_kinds(self) -> dict[bytes, Kind]:
-        kinds = {b"prefixes": Kind.PREFIXES, b"status.json": Kind.STATUS}
+        kinds = {
+            b"metrics": Kind.METRICS,
+            b"prefixes": Kind.PREFIXES,
+            b"status.json": Kind.STATUS,
+        }
         if self._node.neighbours is not None:
             kinds[b"nodes"] = Kind.NODES
         if self._node.tiering is not None:
@@ -308,6 +315,8 @@ class View:
         """The bytes of a file, as they are now."""
         if place.kind is Kind.STATUS:
             return _json(status_of(self._node))
+        if place.kind is Kind.METRICS:
+            return metrics_text(status_of(self._node)).encode()
         if place.kind is Kind.NODES:
             neighbours = self._node.neighbours
             return _json({} if neighbours is None else neighbours.describe())

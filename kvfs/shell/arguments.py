@@ -233,6 +233,12 @@ def _add_looking(commands: Commands) -> None:
     add = _add_store
     add(_add(commands, "status", "show the node, its room and its counters"))
 
+    parser = add(_add(commands, "top", "show what the node does now, until it is interrupted"))
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (1)"
+    )
+    parser.add_argument("--count", type=_count, metavar="N", help="how many times (0: no end)")
+
     parser = add(_add(commands, "ls", "list a directory of the store"))
     parser.add_argument(
         "-l", "--long", action="store_true", help="mode, owner, size, time; p: pinned"

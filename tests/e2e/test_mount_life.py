@@ -301,7 +301,7 @@ def test_the_view_of_the_store(start_mount: StartMount) -> None:
     assert status["store"] == str(mount.store)
     shown = subprocess.run(["cat", view / "status.json"], capture_output=True, check=True)
     assert json.loads(shown.stdout)["pid"] == mount.pid
-    assert os.listdir(view) == ["prefixes", "status.json"]
+    assert os.listdir(view) == ["metrics", "prefixes", "status.json"]
     assert os.listdir(view / "prefixes") == []
     subprocess.run(f"rm -rf '{mount.mountpoint}'/*", shell=True, check=True)
     assert os.listdir(mount.mountpoint) == [".kvfs"]

@@ -99,6 +99,8 @@ def test_a_mount_holds_more_than_its_store_and_reads_all_of_it_back(
             assert files_in(tmp_path / "tier") == names_of(range(40))
             mount.stop()
             mount = start_mount(config=config)
+    metrics = (mount.mountpoint / ".kvfs" / "metrics").read_text()
+    assert 'kvfs_tier_up{tier="scratch"} 1' in metrics and "kvfs_lookups_total 0" in metrics
     status = json.loads((mount.mountpoint / ".kvfs" / "status.json").read_text())
     assert status["used_bytes"] <= 24 * MIB
     assert sum(one["read_share"] for one in status["tiering"]["tiers"]) == pytest.approx(1)
@@ -347,6 +349,10 @@ def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
 
     status = kvfs("status")
     assert "scratch" in status and "1 of 1 MiB" in status and "0 waiting" in status, status
+    top = kvfs("top", "--interval=0.1", "--count=2")
+    assert top.count("files stored") == 2 and "1 of 1 MiB" in top, top
+    lines = kvfs("top", "--interval=0.1", "--count=2", "--json").splitlines()
+    assert [json.loads(line)["tiering"]["behind"]["copied_files"] for line in lines] == [1, 1]
     shown = kvfs("show", "/f")
     assert "not on this node" in shown and "scratch" in shown
     assert json.loads(kvfs("show", "/f", "--json"))["tiers"] == ["scratch"]

@@ -16,6 +16,7 @@ PURE = {
     "kvfs.config",
     "kvfs.shell.configs",
     "kvfs.names",
+    "kvfs.metrics",
     "kvfs.chunk",
     "kvfs.digest",
     "kvfs.health",
