@@ -52,6 +52,11 @@ class NewsQuestion:
         self.counters = [prefix + name for name in _COUNTERS]
         self.feed = prefix + b"feed"
         self.bounds = f"{after}-0", "+", CLUSTER_NEWS_ENTRIES + 1
+        # What was read of the answer, which may be large, and come in many parts.
+        self._counters: list[bytes | None] | None = None
+        self._count = -1
+        self._entries: list[tuple[bytes, Mapping[bytes, bytes] | None]] = []
+        self._at = 0
 
     def pack(self) -> Iterator[bytes]:
         """As `Question.pack`."""
@@ -63,22 +68,23 @@ class NewsQuestion:
     def read(self, answer: bytearray) -> NewsAnswer | None:
         """As `Question.read`."""
         try:
-            counters, at = _read(answer, 0)
-            entries, at = _read(answer, at)
+            if self._counters is None:
+                self._counters, self._at = _read(answer, 0)
+            if self._count < 0:
+                self._count, self._at = _read_size(answer, self._at, _ARRAY)
+                if self._count < 0:
+                    raise Unexpected
+            while len(self._entries) < self._count:
+                (entry_id, fields), self._at = _read(answer, self._at)
+                pairs = fields and dict(zip(fields[::2], fields[1::2], strict=True))
+                self._entries.append((entry_id, pairs))
+            if self._at != len(answer) or len(self._counters) != len(self.counters):
+                raise Unexpected
         except _Partial:
             return None
-        try:
-            if at != len(answer) or len(counters) != len(self.counters):
-                raise Unexpected
-            return NewsAnswer(
-                counters,
-                [
-                    (entry_id, fields and dict(zip(fields[::2], fields[1::2], strict=True)))
-                    for entry_id, fields in entries
-                ],
-            )
         except (TypeError, ValueError) as error:
             raise Unexpected from error
+        return NewsAnswer(self._counters, self._entries)
 
 
 class _Partial(Exception):
@@ -90,31 +96,38 @@ def _pack(*words: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(words), b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words))
 
 
-def _read(answer: bytearray, at: int) -> tuple[Any, int]:
-    """A string or an array of these, and where the next one begins. Raises `_Partial`, and
-    `Unexpected` for anything else."""
-    end = answer.find(b"\r\n", at)
-    if at < len(answer) and answer[at] not in (_STRING, _ARRAY):
+def _read_size(answer: bytearray, at: int, kind: int) -> tuple[int, int]:
+    """The size of a string or an array, and where it begins. Raises `_Partial` where more is to
+    come, and `Unexpected` for anything else."""
+    if at < len(answer) and answer[at] != kind:
         raise Unexpected
+    end = answer.find(b"\r\n", at)
     if end < 0:
         raise _Partial
     try:
-        size = int(answer[at + 1 : end])
+        return int(answer[at + 1 : end]), end + 2
     except ValueError as error:
         raise Unexpected from error
-    start = end + 2
+
+
+def _read(answer: bytearray, at: int) -> tuple[Any, int]:
+    """A string, or an array of such; and where the next one begins. Raises as `_read_size`."""
+    if at < len(answer) and answer[at] == _ARRAY:
+        size, at = _read_size(answer, at, _ARRAY)
+        if size < 0:
+            return None, at
+        items = []
+        for _ in range(size):
+            item, at = _read(answer, at)
+            items.append(item)
+        return items, at
+    size, at = _read_size(answer, at, _STRING)
     if size < 0:
-        return None, start
-    if answer[at] == _STRING:
-        end = start + size
-        if len(answer) < end + 2:
-            raise _Partial
-        return bytes(answer[start:end]), end + 2
-    items = []
-    for _ in range(size):
-        item, start = _read(answer, start)
-        items.append(item)
-    return items, start
+        return None, at
+    end = at + size
+    if len(answer) < end + 2:
+        raise _Partial
+    return bytes(answer[at:end]), end + 2
 
 
 def read_news(answer: NewsAnswer, after: int, known_epoch: bytes) -> News | None:

@@ -153,8 +153,12 @@ class MetaServer:
         """Directory entries by their keys, which `bulk.by_directory` has put together, in that
         order: as the table holds them, `NO_DIRENT` for none. A tenth of the work that `values` has
         with them. Raises `Unavailable`."""
-        question = DirentsQuestion(groups, self.prefix, self.epoch)
-        found = self._ask(lambda client: exchange(client, question, self._deadline_s))
+
+        def question(client: "redis.Redis") -> list[bytes] | None:
+            asked = DirentsQuestion(groups, self.prefix, self.epoch)
+            return exchange(client, asked, self._deadline_s)
+
+        found = self._ask(question)
         if found is not None:
             return found
         keys = chain.from_iterable(groups.values())
@@ -203,9 +207,8 @@ class MetaServer:
         raise Unavailable(_UNSOUND)
 
     def _read_news(self, after: int) -> News | None:
-        news = NewsQuestion(self.prefix, after)
-
         def question(client: "redis.Redis") -> NewsAnswer:
+            news = NewsQuestion(self.prefix, after)
             # No script: that would take each entry apart, five times the server's work.
             answer = exchange(client, news, self._deadline_s)
             if answer is not None:

@@ -46,10 +46,12 @@ def test_commands_are_as_the_library_packs_them(after: int) -> None:
 
 
 def test_an_answer_counts_once_it_is_whole() -> None:
-    whole = answer(SEEN, NEW)
-    for end in range(len(whole)):
-        assert question().read(bytearray(whole[:end])) is None
-    assert question().read(bytearray(whole)) == NewsAnswer(
+    whole, asked = answer(SEEN, NEW), question()
+    for end in range(len(whole)):  # in as many parts as it has bytes, and in one
+        assert asked.read(bytearray(whole[:end])) is None
+    found = asked.read(bytearray(whole))
+    assert found == question().read(bytearray(whole))
+    assert found == NewsAnswer(
         [EPOCH, b"3", b"8", NEXT],
         [
             (b"7-0", {b"": NODE + MARK + b"before"}),
@@ -69,9 +71,12 @@ def test_an_answer_counts_once_it_is_whole() -> None:
         answer(entry(7, b"", b"one", b"two")),
         b"*1\r\n$-1\r\n*0\r\n",
         b"*x\r\n",
+        answer()[: -len(b"*0\r\n")] + b"*-1\r\n",
         answer() + b"*0\r\n",
     ],
-    ids="refused,no stream,error within,number,no fields,odd,few,no number,more".split(","),
+    ids="refused,no stream,error within,number,no fields,odd,few,no number,no array,more".split(
+        ","
+    ),
 )
 def test_any_other_answer_is_left_to_the_library(other: bytes) -> None:
     with pytest.raises(Unexpected):
