@@ -10,6 +10,8 @@ Three tiers of 200 MiB/s times 1, 0.5 and 0.3, chunks of 4 MiB that all three ho
 - frozen: one tier gives nothing more from 1 s on; beside it, the same job without that tier.
 - tail: single chunks that come by chance, at three tenths of the bandwidth; 2% of all reads take 20
   times longer; with and without hedges.
+- few: jobs of 1 to 16 chunks, one after the other, of tiers that nothing is known of, and of those
+  that a job of 100 was read from before. The bound is all bytes over the bandwidth, and a latency.
 - burst: 16 jobs of 8 chunks while a job of 256 is read.
 Beside it, on the same tiers and seeds: all from the first tier in the list that has it, as vLLM's
 tiers and LMCache read, and a static split by the tiers' mean speeds.
@@ -48,6 +50,7 @@ BYTES_PER_S = 200 * MIB
 SHARES = (1.0, 0.5, 0.3)
 CHUNK_BYTES = 4 * MIB
 NEVER = float("inf")
+FEW = (1, 2, 4, 8, 16)
 WAYS = ("pull", "first tier", "static split")
 
 
@@ -70,6 +73,17 @@ def steady(way: str, seed: int, *, count: int = 300) -> float:
     result = reader_of(way, World(tiers_of(), seed)).run([Load(0, chunks_of(count))])
     bandwidth = BYTES_PER_S * sum(SHARES)
     return (count * CHUNK_BYTES / bandwidth + CHUNK_BYTES / bandwidth) / result.end_s
+
+
+def few(count: int, seed: int, *, is_known: bool) -> float:
+    """The share of the bound that jobs of so few chunks reach, on average."""
+    tiers = tiers_of()
+    bound_s = count * CHUNK_BYTES / (BYTES_PER_S * sum(SHARES)) + tiers[0].latency_s
+    before = [Load(0, chunks_of(100))] if is_known else []
+    jobs = 8 if is_known else 1
+    loads = [Load(2.0 + (4 * bound_s + 0.1) * job, chunks_of(count)) for job in range(jobs)]
+    result = Reader(World(tiers, seed)).run(before + loads)
+    return statistics.mean(bound_s / took_s for took_s in result.took_s[len(before) :])
 
 
 def changing(way: str, seed: int, *, count: int = 600) -> float:
@@ -133,6 +147,12 @@ def simulate(seeds: int) -> dict[str, Any]:
             "random": [changing(way, seed) for seed in numbers],
             "burst_s": [burst(way, seed) for seed in numbers],
         }
+    report["few"] = {
+        is_known: {
+            count: [few(count, seed, is_known=is_known) for seed in numbers] for count in FEW
+        }
+        for is_known in (False, True)
+    }
     report["frozen"] = [frozen(which, seed) for seed in numbers for which in range(len(SHARES))]
     report["hedged"] = [tail(is_hedged=True, seed=seed) for seed in numbers]
     report["unhedged"] = [tail(is_hedged=False, seed=seed) for seed in numbers]
@@ -155,6 +175,9 @@ def main() -> int:
         for kind, worst in (("steady", min), ("random", min), ("burst_s", max)):
             line += f"{statistics.mean(report[way][kind]):8.3f} ({worst(report[way][kind]):.3f})"
         print(line)
+    for is_known, by_count in report["few"].items():
+        shares = [f"{count}: {statistics.mean(by_count[count]):.2f}" for count in FEW]
+        print(f"jobs of few chunks, tiers {'known' if is_known else 'new'}: {', '.join(shares)}")
     print(f"a tier frozen, time with it over time without: worst {max(report['frozen']):.3f}")
     for name in ("hedged", "unhedged"):
         mean = {key: statistics.mean(one[key] for one in report[name]) for key in report[name][0]}

@@ -8,9 +8,10 @@ when the time until they come to it, and then read it, is shorter than its own; 
 behind, a few. When there is more to do than would fit into its read, and the few are all like that,
 it takes from the last of them: a tier is not idle while there is work.
 
-**Splitting.** When all that is unread would be done sooner than this read of a whole chunk, the
-tier takes the part of it that it can read until then, as the others do. Parts begin and end on
-pages, are no smaller than the tier's latency is worth, and are no more than a few for each chunk.
+**Splitting.** When all that is unread and under way would be done sooner than this tier with a
+whole chunk more, it takes the part that it can read until then besides what it reads already, as
+the others do. Parts begin and end on pages, are no smaller than the tier's latency is worth, and
+are no more than a few for each chunk.
 
 **Memory.** A chunk for which there is no memory now is passed over; chunks behind it that have
 theirs are not held up by it.
@@ -113,7 +114,7 @@ def choose_unread(board: Board, tier: Tier, now_ns: int) -> Choice | Refusal | N
                     refusal = Refusal(wait_ns)
                 continue
         cost_ns = tier.cost_ns(size_bytes)
-        found = _weigh(board, tier, job, chunk, ahead_bytes, took_ns, cost_ns, now_ns)
+        found = _weigh(board, tier, job, chunk, ahead_bytes, cost_ns, now_ns)
         if isinstance(found, Choice):
             return found
         refusal = refusal or found
@@ -132,7 +133,6 @@ def _weigh(
     job: Job,
     chunk: int,
     ahead_bytes: int,
-    took_ns: float,
     cost_ns: float,
     now_ns: int,
 ) -> Choice | Refusal:
@@ -146,18 +146,22 @@ def _weigh(
     is_among = holders.is_free != tier.has_price  # else it costs, and others do not
     others_rate = holders.rate - tier.rate if is_among else holders.rate
     rival = holders.first if holders.first is not tier else holders.second
-    if rival is None or others_rate <= 0 or (tier.has_waited and is_among):
+    if rival is None or others_rate <= 0:
         return whole
-    wait_ns = ahead_bytes / others_rate
     if not is_among and cost_ns > size_bytes / others_rate:
-        return Refusal(wait_ns)
+        return Refusal(ahead_bytes / others_rate)
     part_bytes = _part(board, tier, job, chunk, holders.rate, now_ns)
     if part_bytes < size_bytes:
         return Choice(job, chunk, part_bytes)
-    rival_ns = rival.read_ns(size_bytes) + rival.cost_ns(size_bytes)
-    if took_ns + cost_ns <= wait_ns + rival_ns:
+    if tier.has_waited and is_among:
         return whole
-    return Refusal(wait_ns)
+    own_bytes = tier.left_bytes(now_ns) if is_among else 0.0
+    left_bytes = board.unread_bytes + board.flying_bytes(now_ns) - own_bytes
+    left_ns = max(left_bytes, size_bytes) / others_rate
+    rival_ns = rival.done_ns(size_bytes, now_ns) + rival.cost_ns(size_bytes)
+    if tier.done_ns(size_bytes, now_ns) + cost_ns <= max(left_ns, rival_ns):
+        return whole
+    return Refusal(left_ns)
 
 
 def _part(board: Board, tier: Tier, job: Job, chunk: int, rate: float, now_ns: int) -> int:
@@ -167,7 +171,7 @@ def _part(board: Board, tier: Tier, job: Job, chunk: int, rate: float, now_ns: i
     speed = tier.speed
     left_ns = (board.unread_bytes + board.flying_bytes(now_ns)) / rate
     ns_per_byte = speed.ns_per_byte * (len(tier.reads) + 1)
-    fits_bytes = (left_ns - speed.latency_ns) / ns_per_byte
+    fits_bytes = (left_ns - speed.latency_ns) / speed.ns_per_byte - tier.left_bytes(now_ns)
     if fits_bytes >= _WHOLE_SHARE * size_bytes:
         return size_bytes
     split = job.splits.get(chunk)

@@ -43,6 +43,8 @@ class Flight:
         read = board.reads.pop(number)
         tier = board.tiers[read.tier]
         together = len(tier.reads)
+        share_ns = tier.share_ns(now_ns) - read.share_ns
+        beside = (now_ns - read.began_ns) / share_ns if share_ns else 1.0  # reads, on average
         del tier.reads[number]
         if read.is_late:
             tier.late -= 1
@@ -52,13 +54,13 @@ class Flight:
         if read.tears is not None:
             self._mend(read.tears, now_ns)
         if outcome is _LANDED:
-            self._learn_landed(tier, read, together, now_ns)
+            self._learn_landed(tier, read, together, beside, now_ns)
             if piece is not None:
                 tier.bytes_read += read.size_bytes
                 self._land(board.jobs[piece.job], piece, read)
             return
         retry_ns = tier.health.retry_ns
-        self._learn(tier, read, outcome, together, now_ns)
+        self._learn(tier, read, outcome, beside, now_ns)
         if piece is not None:
             self._end_wanted(tier, read, piece, outcome, now_ns)
         if tier.health.retry_ns not in (None, retry_ns):
@@ -79,16 +81,17 @@ class Flight:
         is_try = outcome in (Outcome.FAILED, Outcome.CANCELLED)
         self._lose_read(job, piece, read, now_ns, is_try=is_try)
 
-    def _learn_landed(self, tier: Tier, read: Read, together: int, now_ns: int) -> None:
+    def _learn_landed(
+        self, tier: Tier, read: Read, together: int, beside: float, now_ns: int
+    ) -> None:
         """What a read that landed says of its tier."""
-        most = read.beside if read.beside > together else together
-        tier.speed.note(read.size_bytes, now_ns - read.began_ns, most, now_ns)
+        tier.speed.note(read.size_bytes, now_ns - read.began_ns, beside, now_ns)
         tier.width.note(read.size_bytes, now_ns, is_full=together >= tier.width.reads)
         tier.health.note_landed(now_ns)
         if now_ns >= tier.stale_ns:
             self._board.update_rate(tier, now_ns)
 
-    def _learn(self, tier: Tier, read: Read, outcome: Outcome, together: int, now_ns: int) -> None:
+    def _learn(self, tier: Tier, read: Read, outcome: Outcome, beside: float, now_ns: int) -> None:
         """What a read that brought nothing says of its tier."""
         took_ns = now_ns - read.began_ns
         health = tier.health
@@ -100,7 +103,7 @@ class Flight:
             if read.is_trial:
                 health.note_nothing()
             if now_ns > read.end_ns:
-                tier.speed.note(read.size_bytes, took_ns, max(read.beside, together), now_ns)
+                tier.speed.note(read.size_bytes, took_ns, beside, now_ns)
         self._board.update_rate(tier, now_ns)
 
     def _land(self, job: Job, piece: Piece, read: Read) -> None:

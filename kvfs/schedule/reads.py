@@ -26,7 +26,7 @@ class Read:
 
     __slots__ = (
         "began_ns", "beside", "end_ns", "into", "is_hedgeable", "is_late", "is_stalled", "is_trial",
-        "kind", "number", "piece", "size_bytes", "tears", "tier",
+        "kind", "number", "piece", "share_ns", "size_bytes", "tears", "tier",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Read:
         self.began_ns = began_ns
         self.end_ns = end_ns  # expected
         self.beside = beside  # reads of its tier, with it, when it began
+        self.share_ns = 0.0  # of its tier, when it began
         self.is_hedgeable = False
         self.is_late = False
         self.is_stalled = False

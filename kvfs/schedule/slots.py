@@ -173,6 +173,7 @@ class Slots:
         read = Read(number, tier_number, piece, kind, into, now_ns, now_ns + expected_ns, beside)
         if is_trial:
             read.is_trial = tier.health.take(now_ns)
+        read.share_ns = tier.share_ns(now_ns)
         tier.has_waited = False
         board.idle.discard(tier_number)
         board.reads[number] = tier.reads[number] = read

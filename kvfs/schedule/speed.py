@@ -1,11 +1,12 @@
 """How long a tier takes for a read, from what it took for others: moving averages.
 
 Reads at the same time share a tier's bandwidth: one of n reads, of s bytes each, takes
-`pace * (latency + n * s * per_byte)`. Latency and time for a byte are the weighted least squares of
-what was measured in some seconds; where all was alike nothing tells them apart, and latency stays
-what it was, as far as the mean allows. (A tier that gives each read its own bandwidth shows as one
-of high latency and no time for a byte.) The pace is what all reads took of late, of what that says:
-it follows a tier whose speed changes.
+`pace * (latency + n * s * per_byte)`. How many there were is a mean over the read's time (harmonic:
+its time over what it would have had of the tier alone), for they begin and end at any time. Latency
+and time for a byte are the weighted least squares of what was measured in some seconds; where all
+was alike nothing tells them apart, and latency stays what it was, as far as the mean allows. (A
+tier that gives each read its own bandwidth shows as one of high latency and no time for a byte.)
+The pace is what all reads took of late, of what that says: it follows a tier whose speed changes.
 
 What was measured loses half its weight in a half-life, but the last few reads always count. One
 that took far longer than expected counts as less, and says nothing of latency: a single one does
@@ -58,9 +59,9 @@ class Speed:
         shared = self._together * self._typical
         return shared / (self.latency_ns + shared * self.ns_per_byte)
 
-    def note(self, size_bytes: int, took_ns: int, reads: int, now_ns: int) -> None:
-        """A read took so long, as one of so many; or one that was cancelled had taken so long
-        already."""
+    def note(self, size_bytes: int, took_ns: int, reads: float, now_ns: int) -> None:
+        """A read took so long, as one of so many on average; or one that was cancelled had taken so
+        long already."""
         assert size_bytes > 0 and reads > 0
         took = float(took_ns or 1)
         shared = float(reads * size_bytes)

@@ -23,9 +23,9 @@ class Tier:
     """One tier: what it can do, what it does, and the jobs that want something of it."""
 
     __slots__ = (
-        "ask_ns", "bytes_read", "has_price", "has_waited", "health", "hedges_lost", "hedges_won",
-        "is_present", "jobs", "late", "number", "rate", "reads", "reads_ended", "speed", "stale_ns",
-        "terms", "users", "width",
+        "_at_ns", "_share_ns", "ask_ns", "bytes_read", "has_price", "has_waited", "health",
+        "hedges_lost", "hedges_won", "is_present", "jobs", "late", "number", "rate", "reads",
+        "reads_ended", "speed", "stale_ns", "terms", "users", "width",
     )  # fmt: skip
 
     def __init__(self, number: int, terms: TierTerms) -> None:
@@ -37,6 +37,8 @@ class Tier:
         self.speed = Speed(terms.latency_s * 1e9, 1e9 / terms.bytes_per_s)
         self.reads: dict[int, Read] = {}  # slots in use, by cancelled reads too
         self.late = 0  # of them, that are late
+        self._at_ns = 0
+        self._share_ns = 0.0  # so long a read would have had all of it, that was there all along
         self.jobs: list[tuple[float, int, Job]] = []  # the next one last; see `list_job`
         self.stale_ns = 0  # when to look at its rate again
         self.rate = 0.0  # bytes in a nanosecond; set by the schedule with their sum
@@ -47,6 +49,30 @@ class Tier:
         self.bytes_read = 0
         self.hedges_won = 0
         self.hedges_lost = 0
+
+    def share_ns(self, now_ns: int) -> float:
+        """How long a read would have had the tier for itself, that was one of its reads until now:
+        each has the same share at a time. To be asked before their number changes."""
+        busy = len(self.reads)
+        if busy:
+            self._share_ns += (now_ns - self._at_ns) / busy
+        self._at_ns = now_ns
+        return self._share_ns
+
+    def left_bytes(self, now_ns: int) -> float:
+        """How much the tier has to give still for its reads, by what it is expected to give."""
+        share_ns = self.share_ns(now_ns) - self.speed.latency_ns
+        ns_per_byte = self.speed.ns_per_byte
+        left = 0.0
+        for read in self.reads.values():
+            given = max(0.0, share_ns - read.share_ns) / ns_per_byte
+            left += max(0.0, read.size_bytes - given)
+        return left
+
+    def done_ns(self, size_bytes: int, now_ns: int) -> float:
+        """How long until its reads are done, and one more."""
+        speed = self.speed
+        return speed.latency_ns + (self.left_bytes(now_ns) + size_bytes) * speed.ns_per_byte
 
     def set_terms(self, terms: TierTerms) -> None:
         """What the tier can do and costs is this from now on."""

@@ -131,16 +131,16 @@ def test_priority_is_worth_seconds_and_idle_jobs_come_last() -> None:
 
 def test_the_last_chunk_is_left_to_a_tier_that_has_it_sooner() -> None:
     bench = Bench(FAST, SLOW)
-    [first] = bench.add(1, on(0))
-    assert begun(bench.tell(JobAdded(2, (on(0, 1, size=MIB // 4),)))) == []
+    [first] = bench.add(1, on(0, size=2 * MIB))
+    assert begun(bench.tell(JobAdded(2, (on(0, 1, size=450 * config.KIB),)))) == []
     [read] = begun(bench.land(first))
     assert (read.tier, read.job) == (0, 2)
 
 
 def test_what_was_left_to_others_is_taken_when_they_do_not_come_to_it() -> None:
     bench = Bench(FAST, SLOW)
-    bench.add(1, on(0))
-    assert bench.add(2, on(0, 1, size=MIB // 4)) == []
+    bench.add(1, on(0, size=2 * MIB))
+    assert bench.add(2, on(0, 1, size=450 * config.KIB)) == []
     wake_ns = bench.schedule.wake_ns
     assert wake_ns is not None
     bench.now_ns = wake_ns
@@ -321,6 +321,21 @@ def test_reads_at_the_same_time_share_the_bandwidth() -> None:
         speed.note(MIB, 4 * 5 * MIB, 4, n * MS)
     assert speed.rate() == pytest.approx(1 / 5, rel=0.01)
     assert speed.read_ns(MIB, 1) == pytest.approx(5 * MIB, rel=0.01)
+
+
+def test_the_bandwidth_is_found_from_reads_that_begin_and_end_at_any_time() -> None:
+    bench = Bench(TierTerms(reads_max=2, bytes_per_s=1000e6))
+    size = MIB // 4
+    reads = bench.add(1, *[on(0, size=size)] * 200)
+    left = [float(size), size / 2]  # so they overlap by halves
+    while len(reads) == 2:  # a tier of 100 MB/s gives both the same
+        at = left.index(min(left))
+        after_ns = round(2 * left[at] * 10)
+        left = [bytes_left - left[at] for bytes_left in left]
+        left[at] = size
+        more = begun(bench.land(reads[at], after_ns))
+        reads[at : at + 1] = more[:1]
+    assert bench.view(0).bytes_per_s == pytest.approx(100e6, rel=0.05)
 
 
 def test_one_slow_read_makes_no_slow_tier_and_many_do() -> None:
