@@ -217,7 +217,8 @@ class Publisher:
         assert directory is not None
         if directory.lacks_leaf(digest):
             await trio.to_thread.run_sync(directory.make_leaves, [digest])
-        if self._meta.blobs([digest])[0] is not None:
+        known = self._meta.blobs([digest])[0]
+        if known is not None and self._directories[known.directory] is not None:
             return  # somebody has stored the same here meanwhile
         allocated = allocated_bytes(os.fstat(stage.fd))
         self._meta.intend([(digest, stage.directory)])

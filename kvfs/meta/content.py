@@ -208,7 +208,8 @@ def add_copy(batch: Batch, publication: Publication) -> bool:
     blob = batch.blob(publication.digest)
     if blob is None or not blob.references:
         return False
-    batch.ensure_blob(publication)
+    if blob.directory != publication.directory:  # away, or on a disk that is missing
+        batch.move_blob(blob, publication.directory, publication.allocated_bytes)
     batch.clear_intents(publication.digest)
     return True
 

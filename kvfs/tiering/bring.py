@@ -90,13 +90,11 @@ class Bringer:
     async def bring(self, inodes: Iterable[Inode], priority: int = 0) -> None:
         """Have the bytes of these files here, as far as tiers are known to have them."""
         wanted = {inode.digest: inode for inode in inodes if inode.is_published}
-        digests = list(wanted)
-        here = self._node.meta.blobs(digests)
-        masks = self._holdings.masks(digests)
+        masks = self._holdings.masks(list(wanted))
         missing = [
             inode
-            for inode, blob, mask in zip(wanted.values(), here, masks, strict=True)
-            if blob is None and mask
+            for inode, mask in zip(wanted.values(), masks, strict=True)
+            if mask and self._node.contents.directory_of(inode.digest) is None
         ]
         if not missing:
             return

@@ -103,8 +103,8 @@ class Tiering:
 
     def is_away(self, inode: Inode) -> bool:
         """Whether a file's bytes are in tiers, and not here."""
-        digests = [inode.digest]
-        return bool(self.masks(digests)[0]) and self._node.meta.blobs(digests)[0] is None
+        is_here = self._node.contents.directory_of(inode.digest) is not None
+        return not is_here and bool(self.masks([inode.digest])[0])
 
     def held(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those of the digests that some tier has."""

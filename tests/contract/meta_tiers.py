@@ -193,3 +193,18 @@ class MetaTiersSuite:
         assert meta.add_copy(publication(1, directory=1))
         [blob] = meta.blobs([digest(1)])
         assert blob is not None and (blob.directory, blob.references) == (1, 1)
+
+    def test_uses_are_those_of_the_files_that_hold_a_blob(self, meta: MetaEngine) -> None:
+        meta.publish([publication(1, b"f"), publication(1, b"g"), publication(2, b"h")], T0)
+        h = meta.resolve([b"h"])[0]
+        assert h is not None
+        meta.set_pinned(h.ino, True)
+        meta.note_holdings([HoldingChange(digest(1), 101, gained=1)])
+        before = meta.uses_of([digest(9), digest(1), digest(2)])
+        assert before[0] is None
+        assert before[1] is not None and before[1].is_pinned is False
+        assert before[2] is not None and before[2].is_pinned is True
+        assert before[1].used_ns >= before[2].used_ns > 0
+        self.give_up(meta, 1)
+        after = meta.uses_of([digest(1)])[0]
+        assert after is not None and not after.is_pinned

@@ -14,6 +14,9 @@ from kvfs.client import Client
 from kvfs.client_files import StagedFile
 from kvfs.config import MIB
 from kvfs.digest import digest_of
+from kvfs.meta.contract import Blob
+from kvfs.shell.doctor.finding import Level
+from kvfs.shell.doctor.tiers import check_tiers
 from scripts.redis_rig import redis_server
 from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server
 from tests.conftest import StartMount, StartNode
@@ -58,6 +61,11 @@ def names_of(numbers: Sequence[int]) -> set[str]:
 def tiering_of(client: Client) -> dict[str, dict[str, object]]:
     tiering: dict[str, dict[str, object]] = client.status()["tiering"]
     return tiering
+
+
+def blobs_of(client: Client, count: int) -> list[Blob]:
+    found = client.blobs([digest_of(data_of(number)) for number in range(count)])
+    return [blob for blob in found if blob is not None]
 
 
 def wait_copied(client: Client) -> None:
@@ -245,6 +253,30 @@ def test_a_local_copy_with_wrong_bytes_is_replaced_from_a_tier(
     assert (mount.mountpoint / "f").read_bytes() == data_of(1)
 
 
+def test_what_lay_on_a_disk_that_is_missing_comes_from_a_tier(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    config = tier("scratch", tmp_path / "tier")
+    disk = tmp_path / "disk"
+    node = start_node(config=config, extra_stores=[disk])
+    with Client(node.store) as client:
+        store(client, {b"f%d" % n: data_of(n) for n in range(8)})
+        wait_copied(client)
+        assert {blob.directory for blob in blobs_of(client, 8)} == {0, 1}
+    assert node.stop() == 0
+    os.rename(disk, tmp_path / "elsewhere")
+    node = start_node(config=config, allow="missing until it is back")
+    with Client(node.store) as client:
+        assert [load(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
+        assert {blob.directory for blob in blobs_of(client, 8)} == {0}
+    assert node.stop() == 0
+    os.rename(tmp_path / "elsewhere", disk)
+    node = start_node(config=config, extra_stores=[disk])
+    with Client(node.store) as client:
+        assert [load(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
+        assert client.gc()["orphan_blobs"] > 0  # the copies that lie there are not used any more
+
+
 def test_a_tier_that_cannot_be_opened_stops_nothing_and_joins_in_later(
     start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -330,6 +362,21 @@ def test_names_of_chunk_files_are_found_again_in_tiers(
         assert client.stat(b"other") is None
         namespace = next(iter(chunks)).rsplit(b"/", 2)[0]
         assert len(client.children(namespace, b"")) == 5
+
+
+def test_doctor_says_how_tiers_are(start_node: StartNode, tmp_path: Path) -> None:
+    home = tmp_path / "store"
+    home.mkdir()
+    (tmp_path / "file").touch()
+    own = tier("good", tmp_path / "good") + tier("bad", tmp_path / "file")
+    (home / "kvfs.toml").write_text(own)
+    start_node(home, allow="bad cannot be opened")
+    good, bad = check_tiers(home)
+    assert (good.level, bad.level) == (Level.OK, Level.FAIL)
+    assert "good: open" in good.found and "bad is not open" in bad.found and bad.advice
+    (home / "kvfs.toml").write_text(own + tier("new", tmp_path / "new"))
+    new = list(check_tiers(home))[2]
+    assert new.level is Level.WARN and "restart the node" in new.advice
 
 
 def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
