@@ -4,9 +4,10 @@
         [--mb-per-s 80 40 24] [--bursts 16 64] [--odirect] [--kind nvme] [--directory DIR] [--json]
 
 The three directories are FUSE file systems (scripts/slow_files.py) that give so many MB/s each and
-keep nothing in the page cache; the same three for all systems, each of which has its own folder in
-them. Every system stores all requests in all three beforehand, in its own format, past the limit
-(payloads have the same size). Then, in each round and for the systems in turns:
+keep nothing in the page cache, so that every read is cold; the same three for all systems, each of
+which has its own folder in them. Every system stores all requests in all three beforehand, in its
+own format, past the limit (payloads have the same size). Then, in each round and for the systems in
+turns:
 
 - offline: all requests at once; compared is payload over the time until the last is there;
 - bursts: so many requests that come by chance (Poisson), 1.2 times as many bytes a second as
@@ -40,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 from kvfs.config import MIB  # noqa: E402  (path first)
 from scripts.bench_tiers_on_mount import STOP_DEADLINE_S, Driver  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import OFFLINE, drop_page_cache  # noqa: E402
+from scripts.engine_rig import OFFLINE  # noqa: E402
 from scripts.slow_files import SlowDirectory  # noqa: E402
 
 ENVIRONMENTS = {"kvfs": ".venv", "lmcache": ".envs/lmcache", "vllm": ".envs/vllm"}
@@ -81,18 +82,19 @@ def driver_of(
             env={**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)},
         ) as process,
     ):
+        assert process.stdin is not None
         try:
             yield Driver(process, log)
-            assert process.stdin is not None
+        finally:  # what it made in shared memory goes only when it ends by itself
             process.stdin.close()
-            process.wait(STOP_DEADLINE_S)
-        finally:
-            process.kill()
+            try:
+                process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def run_load(driver: Driver, system: str, times_s: list[float]) -> Any:
     """One measurement. RuntimeError when bytes came back other than they were stored."""
-    drop_page_cache()
     answer = driver.ask("load", times_s)
     if answer["right"] != len(times_s):
         raise RuntimeError(f"{system}: {answer['right']} of {len(times_s)} requests came back")

@@ -32,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.rival_systems import DEADLINE_S, STEP_S, LMCache, System, Vllm  # noqa: E402
 
 
@@ -69,6 +70,7 @@ def load(system: System, times_s: Sequence[float]) -> dict[str, Any]:
 
 def main() -> int:
     """Obey until there are no more commands."""
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser()
     parser.add_argument("system", choices=["kvfs", "lmcache", "vllm"])
     parser.add_argument("directories", type=Path, nargs="+")

@@ -60,6 +60,7 @@ class Slow(Passing):
 async def serve(files: Slow) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pyfuse3.main)
+        nursery.start_soon(leave_when_told, nursery.cancel_scope)
         print("serves", flush=True)
         commands = trio.lowlevel.FdStream(os.dup(0))
         rest = b""
@@ -68,7 +69,13 @@ async def serve(files: Slow) -> None:
             for line in lines:
                 files.set_rate(float(line))
                 print("done", flush=True)
-        pyfuse3.terminate()
+        nursery.cancel_scope.cancel()
+
+
+async def leave_when_told(everything: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            everything.cancel()
 
 
 def main() -> None:
@@ -119,8 +126,9 @@ class SlowDirectory:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(STOP_DEADLINE_S)
-            subprocess.run(["umount", "--lazy", self.mountpoint], check=False, timeout=10)
         self._out.close()
+        if self._process.returncode != 0:  # it was killed, and left a mount that nobody serves
+            subprocess.run(["umount", "--lazy", self.mountpoint], check=False, timeout=10)
 
     def set_rate(self, bytes_per_s: float) -> None:
         """From now on."""
@@ -134,6 +142,15 @@ class SlowDirectory:
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
+
+    def end(self, *, is_killed: bool) -> None:
+        """Have the server end before its time. A killed one leaves its mount until the `with` block
+        ends."""
+        if is_killed:
+            self._process.kill()
+        else:
+            self._process.terminate()
+        self._process.wait(STOP_DEADLINE_S)
 
     def _wait_answer(self, wanted: str) -> None:
         answer: Any = self._out.readline().decode().strip()

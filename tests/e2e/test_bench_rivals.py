@@ -1,0 +1,70 @@
+"""The slow directories of the comparison with rivals, and the comparison, with kvfs alone."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from scripts import bench_rivals
+from scripts.slow_files import SlowDirectory
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 30.0
+MIB = 1024 * 1024
+
+
+def is_mounted(place: Path) -> bool:
+    return str(place) in Path("/proc/self/mountinfo").read_text()
+
+
+def test_a_read_waits_for_its_rate_and_gets_the_bytes(tmp_path: Path) -> None:
+    content = os.urandom(4 * MIB)
+    found: list[bytes] = []
+    with SlowDirectory(tmp_path / "files", tmp_path / "slow", bytes_per_s=0) as slow:
+        (slow.mountpoint / "written").write_bytes(content)
+        reading = threading.Thread(
+            target=lambda: found.append((slow.mountpoint / "written").read_bytes())
+        )
+        reading.start()
+        assert not found  # more than a pause saves up, at no rate
+        slow.set_rate(1e9)
+        reading.join(DEADLINE_S)
+        assert found == [content]
+        assert (slow.files / "written").read_bytes() == content
+    assert not is_mounted(tmp_path / "slow")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_server_that_is_ended_leaves_no_mount(tmp_path: Path, is_killed: bool) -> None:
+    with SlowDirectory(tmp_path / "files", tmp_path / "slow", bytes_per_s=1e9) as slow:
+        assert is_mounted(slow.mountpoint)
+        slow.end(is_killed=is_killed)
+    assert not is_mounted(tmp_path / "slow")
+
+
+def test_bursts_come_by_chance_and_the_same_for_all() -> None:
+    times_s = bench_rivals.arrivals(1000, 50.0, seed=3)
+    assert times_s == bench_rivals.arrivals(1000, 50.0, seed=3) == sorted(times_s)
+    assert times_s[0] == 0.0
+    assert times_s[-1] == pytest.approx(20.0, rel=0.15)
+
+
+def test_the_comparison_stores_loads_and_reports(tmp_path: Path) -> None:
+    words = ["--systems", "kvfs", "--rounds", "1", "--requests", "3", "--chunks", "2"]
+    words += ["--mib", "1", "--mb-per-s", "800", "400", "240", "--bursts", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "bench_rivals.py", *words, "--directory", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["systems"]["kvfs"]
+    assert found["offline_mb_per_s"][0] > 0
+    assert found["bursts"]["2"]["mean_s"] > 0
+    assert list(tmp_path.iterdir()) == []
