@@ -69,12 +69,13 @@ class Engine:
             for task in list(self._state.tasks.values()):
                 self._state.cancel(task, Ending.CLOSED, now_ns)
 
+        end_s = time.monotonic() + deadline_s
         self.do(end)
         with self.lock:
             is_at_rest = self._rested.wait_for(self._state.is_at_rest, deadline_s)
             self._clock.close()
         self._threads.close()
-        return is_at_rest
+        return self._rechecks.close(max(0.0, end_s - time.monotonic())) and is_at_rest
 
     def balance(self) -> None:
         """Take slots from the pool that chunks wait for, and give back those that none does."""

@@ -30,12 +30,13 @@ class Memory:
     """Room for one chunk. `users`: the chunk that has it, reads that write to it, ranges of a chunk
     that lie in it, the callback that has got it."""
 
-    __slots__ = ("role", "slot", "users", "view", "writers")
+    __slots__ = ("is_stranded", "role", "slot", "users", "view", "writers")
 
     def __init__(self, role: Role, view: memoryview, slot: Slot | None = None) -> None:
         self.role = role
         self.view = view
         self.slot = slot
+        self.is_stranded = False  # scratch that only a call has that nobody can end
         self.users = 0
         self.writers = 0  # of them, reads under way
 

@@ -19,12 +19,16 @@ class Rechecks:
     def __init__(self, note_gone: Callable[[int, bytes], None]) -> None:
         self._note_gone = note_gone
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._is_closed = False
         self._waiting: dict[int, deque[tuple[Tier, bytes]]] = {}  # by tier; there while it works
 
     def add(self, number: int, tier: Tier, digest: bytes) -> None:
         """Have a tier look at a blob. What there is no room for is left to the next who reads it
         there."""
         with self._lock:
+            if self._is_closed:
+                return
             waiting = self._waiting.get(number)
             if waiting is None:
                 waiting = self._waiting[number] = deque()
@@ -33,12 +37,21 @@ class Rechecks:
             if len(waiting) < TRANSFER_RECHECKS_MAX and (tier, digest) not in waiting:
                 waiting.append((tier, digest))
 
+    def close(self, deadline_s: float) -> bool:
+        """Begin with nothing more; whether what is under way has ended by then."""
+        with self._lock:
+            self._is_closed = True
+            for waiting in self._waiting.values():
+                waiting.clear()
+            return self._ended.wait_for(lambda: not self._waiting, deadline_s)
+
     def _run(self, number: int) -> None:
         while True:
             with self._lock:
                 waiting = self._waiting[number]
                 if not waiting:
                     del self._waiting[number]
+                    self._ended.notify_all()
                     return
                 tier, digest = waiting.popleft()
             self._look(number, tier, digest)

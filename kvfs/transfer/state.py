@@ -60,7 +60,7 @@ class State:
         """What is to be done, once."""
         todo, self._todo = self._todo, Todo()
         if isinstance(self.supply, PoolSupply):
-            todo.is_unbalanced = self.supply.has_surplus(self.bare, is_reading=bool(self.tasks))
+            todo.is_unbalanced = self.supply.is_unbalanced(self.bare, is_reading=bool(self.tasks))
         return todo
 
     @property
@@ -229,7 +229,9 @@ class State:
                 case ChunkDone():
                     self._hand_over(self.tasks[action.job], action.chunk)
                 case CancelRead():
-                    self.reads[action.read].is_cancelled = True
+                    read = self.reads[action.read]
+                    read.is_cancelled = True
+                    self._strand(read.memory)
                 case CheckChunk():
                     self._check(self.tasks[action.job], action.chunk)
                 case ChunkLost():
@@ -298,6 +300,7 @@ class State:
             memory.users += 1
         if target.role is Role.SCRATCH and place.home.role is Role.BUFFER:
             target.role, place.home.role = Role.BUFFER, Role.SCRATCH  # slots are all alike
+            self._strand(place.home)
         if copies and target.role is Role.OWN:
             task.writing += 1  # the copying
         self._let_go(place)
@@ -344,6 +347,12 @@ class State:
         memory.users -= 1
         if memory.users == 0:
             self._note(self.supply.free(memory))
+
+    def _strand(self, memory: Memory) -> None:
+        """Of what may write to it nothing is wanted any more. There must be other scratch then: the
+        call may never end."""
+        if memory.role is Role.SCRATCH and memory.writers and not memory.is_stranded:
+            self._note(self.supply.strand(memory))
 
     def _note(self, event: Event | None) -> None:
         """The schedule is to be told when it has been obeyed."""

@@ -34,7 +34,9 @@ class PlainSupply:
         self._largest: Counter[int] = Counter()  # jobs by the size of their largest chunk
         self._wanted = 0  # reads that may have memory of their own
         self._told = 0  # the same as the schedule knows it: more, until some that have it end
-        self.scratch_reads = 0  # that have it
+        self.scratch_reads = 0  # that have it, stranded ones too
+        self._stranded = 0
+        self._stranded_bytes = 0
 
     def take_scratch(self, size_bytes: int) -> Memory:
         self.scratch_reads += 1
@@ -45,6 +47,23 @@ class PlainSupply:
         if memory.role is Role.OWN:
             return None
         self.scratch_reads -= 1
+        if not memory.is_stranded:
+            return self._free_one()
+        self._stranded -= 1
+        self._stranded_bytes -= len(memory.view)
+        return None
+
+    def strand(self, memory: Memory) -> MemoryFreed | None:
+        """Scratch may never be free again: more takes its place, up to as much as there is. What
+        the schedule is to be told."""
+        if self._stranded_bytes + len(memory.view) > config.TRANSFER_SCRATCH_BYTES:
+            return None
+        memory.is_stranded = True
+        self._stranded += 1
+        self._stranded_bytes += len(memory.view)
+        return self._free_one()
+
+    def _free_one(self) -> MemoryFreed | None:
         if self._told > self._wanted:
             self._told -= 1
             return None
@@ -66,7 +85,8 @@ class PlainSupply:
         largest_bytes = max(self._largest, default=0)
         fits = config.TRANSFER_SCRATCH_BYTES // max(1, largest_bytes)
         self._wanted = max(1, min(self._reads_max, fits)) if self._reads_max else 0
-        change = max(self._wanted - self._told, self.scratch_reads - self._told)
+        used = self.scratch_reads - self._stranded
+        change = max(self._wanted, used) - self._told
         self._told += change
         return MemoryFreed(scratch=change) if change else None
 
@@ -80,7 +100,9 @@ class PoolSupply:
         self._buffers: list[Slot] = []  # at hand: as many as the schedule may use
         self._scratch: list[Slot] = []
         self.buffers = 0  # in use, and at hand
-        self.scratch = 0
+        self.scratch = 0  # the same; stranded slots too
+        self._stranded = 0
+        self._is_short = False  # the pool has not been asked since more was stranded
         self.scratch_reads = 0
 
     def take_buffer(self) -> Memory:
@@ -93,14 +115,33 @@ class PoolSupply:
         assert size_bytes <= len(slot.memory)
         return Memory(Role.SCRATCH, slot.memory, slot)
 
-    def free(self, memory: Memory) -> MemoryFreed | None:
+    def free(self, memory: Memory) -> MemoryFreed:
         """Nobody uses a slot any more: it is at hand again. What the schedule is to be told."""
         assert memory.slot is not None
-        if memory.role is Role.BUFFER:
-            self._buffers.append(memory.slot)
-            return MemoryFreed(buffers=1)
-        self._scratch.append(memory.slot)
-        self.scratch_reads -= 1
+        is_scratch = memory.role is Role.SCRATCH
+        if is_scratch:
+            self.scratch_reads -= 1
+            self.scratch -= 1
+            self._stranded -= memory.is_stranded
+        else:
+            self.buffers -= 1
+        live = self.scratch - self._stranded
+        if live < self._scratch_max and (is_scratch or self._stranded):
+            return self._keep_scratch(memory.slot)
+        self.buffers += 1
+        self._buffers.append(memory.slot)
+        return MemoryFreed(buffers=1)
+
+    def strand(self, memory: Memory) -> None:
+        """Scratch may never be free again: another slot takes its place, the next that is free or
+        comes from the pool."""
+        memory.is_stranded = True
+        self._stranded += 1
+        self._is_short = True
+
+    def _keep_scratch(self, slot: Slot) -> MemoryFreed:
+        self.scratch += 1
+        self._scratch.append(slot)
         return MemoryFreed(scratch=1)
 
     def begin(self, largest_bytes: int) -> None:
@@ -114,19 +155,20 @@ class PoolSupply:
         others. What the schedule is to be told."""
         more_buffers = more_scratch = 0
         for slot in slots:
-            if self.scratch < self._scratch_max and self.buffers > 2 * self.scratch:
-                self.scratch += 1
+            live = self.scratch - self._stranded
+            if live < self._scratch_max and (self._stranded or self.buffers > 2 * live):
+                self._keep_scratch(slot)
                 more_scratch += 1
-                self._scratch.append(slot)
             else:
                 self.buffers += 1
                 more_buffers += 1
                 self._buffers.append(slot)
         return MemoryFreed(buffers=more_buffers, scratch=more_scratch)
 
-    def has_surplus(self, bare: int, *, is_reading: bool) -> bool:
-        """Whether slots are at hand that nothing here needs."""
-        return len(self._buffers) > bare or bool(self._scratch and not is_reading)
+    def is_unbalanced(self, bare: int, *, is_reading: bool) -> bool:
+        """Whether slots are at hand that nothing here needs, or more are needed."""
+        has_surplus = len(self._buffers) > bare or bool(self._scratch and not is_reading)
+        return has_surplus or (self._is_short and is_reading)
 
     def balance(self, bare: int, *, is_reading: bool) -> tuple[Balance, MemoryFreed | None]:
         """How the pool is to be used now: `bare` chunks have no slot yet. With it what the schedule
@@ -138,7 +180,8 @@ class PoolSupply:
         self.buffers -= excess
         self.scratch -= excess_scratch
         short = max(0, bare - len(self._buffers))
-        if short and is_reading:
-            short += max(0, self._scratch_max - self.scratch)
+        if is_reading and (short or self._stranded):
+            short += max(0, self._scratch_max - self.scratch + self._stranded)
+        self._is_short = False
         told = MemoryFreed(buffers=-excess, scratch=-excess_scratch) if surplus else None
         return Balance(surplus, short), told

@@ -90,3 +90,31 @@ def test_one_slot_in_three_is_kept_for_reads_that_repeat_others() -> None:
     balance, told_back = supply.balance(bare=0, is_reading=False)
     assert len(balance.surplus) == 5
     assert (supply.buffers, supply.scratch) == (0, 0)
+
+
+def test_scratch_that_a_call_may_keep_for_ever_is_replaced() -> None:
+    half_bytes = config.TRANSFER_SCRATCH_BYTES // 2
+    supply = PlainSupply(1)
+    supply.begin(half_bytes)
+    kept = []
+    for told in (MemoryFreed(scratch=1), MemoryFreed(scratch=1), None):  # in bytes it has a bound
+        kept.append(supply.take_scratch(half_bytes))
+        assert supply.strand(kept[-1]) == told
+    assert [supply.free(memory) for memory in kept] == [None, None, MemoryFreed(scratch=1)]
+    assert supply.scratch_reads == 0
+
+
+def test_a_slot_that_a_call_may_keep_for_ever_is_replaced_by_the_next_that_is_free() -> None:
+    pool = SlotPool(4, 4096)
+    supply = PoolSupply(pool, 1)
+    taken = [pool.take_nowait() for _ in range(4)]
+    assert supply.stock([s for s in taken if s]) == MemoryFreed(buffers=3, scratch=1)
+    stuck, buffers = supply.take_scratch(4096), [supply.take_buffer() for _ in range(3)]
+    supply.strand(stuck)
+    assert supply.is_unbalanced(0, is_reading=True)
+    balance, told = supply.balance(0, is_reading=True)
+    assert (balance.short, told) == (1, None)  # of the pool, if it has one
+    assert supply.free(buffers[0]) == MemoryFreed(scratch=1)
+    assert supply.free(buffers[1]) == MemoryFreed(buffers=1)
+    assert supply.free(stuck) == MemoryFreed(buffers=1), "scratch has its place again"
+    assert (supply.buffers, supply.scratch) == (3, 1)
