@@ -28,7 +28,6 @@ from kvfs.client_files import OpenFile
 from kvfs.config import (
     BRIDGE_OPEN_BATCH,
     READER_TICKET_DEADLINE_S,
-    READER_TIER_OPEN_S,
     TIER_LIMITS,
     TRANSFER_SCRATCH_READS,
     TierKind,
@@ -173,8 +172,7 @@ class Loader:
         located = self._link.ask(lambda client: client.locate(paths))
         if located is None:
             return Failure.UNAVAILABLE
-        end_s = min(job.end_s, time.monotonic() + READER_TIER_OPEN_S)
-        self._begin(_Part(job, loads, self._places.place(located, end_s), after))
+        self._begin(_Part(job, loads, self._places.place(located, job.end_s), after))
         return None
 
     def _begin(self, part: _Part) -> None:

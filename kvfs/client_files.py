@@ -1,6 +1,5 @@
-"""The files that a client gets from its node, and those that it gives it: open ones, ones whose
-bytes another node has, and staged ones.
-"""
+"""The files that a client gets from its node, open, and those that it gives it, staged; see
+`kvfs.located` for those whose bytes lie elsewhere."""
 
 import os
 from collections.abc import Sequence
@@ -34,20 +33,6 @@ class OpenFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A published file whose bytes another node has. The ticket opens all of them once, for a short
-    time, to `kvfs.remote.RemoteReader`."""
-
-    size_bytes: int
-    digest: bytes
-    address: str  # `host:port`
-    ticket: bytes
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)

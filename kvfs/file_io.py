@@ -20,8 +20,6 @@ import os
 from collections.abc import Callable
 
 from kvfs.config import PAGE_BYTES, whole_pages
-from kvfs.errors import Corrupt
-from kvfs.hashers import PieceDigest
 
 _PIECE_BYTES = 8 * 1024 * 1024  # smaller ones cost short files more than hashing meanwhile gains
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
@@ -51,25 +49,6 @@ def allocate(size_bytes: int) -> memoryview:
             raise
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(area)) % _HUGE_PAGE_BYTES
     return memoryview(area)[begin : begin + usable_bytes]
-
-
-def read_verified(fd: int, memory: memoryview, size_bytes: int, digest: bytes) -> memoryview:
-    """Read a file of `size_bytes` into the start of `memory` and compare its digest; what has
-    arrived is hashed while the disk works on the rest.
-
-    Returns the part of `memory` that holds the file. Raises `Corrupt` when the file is shorter or
-    has other bytes; OSError passes.
-    """
-    hashing = PieceDigest()
-    try:
-        done = read_into(fd, memory, size_bytes, hashing.add)
-    finally:
-        found = hashing.digest()  # not before this may the caller use the buffer otherwise
-    if done < size_bytes:
-        raise Corrupt(digest.hex(), f"has {done} bytes, not {size_bytes}")
-    if found != digest:
-        raise Corrupt(digest.hex(), "its bytes do not have this digest")
-    return memory[:size_bytes]
 
 
 def read_into(

@@ -3,19 +3,13 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 
-from kvfs.client_files import RemoteFile
 from kvfs.config import REMOTE_NODES_MAX, REMOTE_PROGRESS_S, REMOTE_STREAMS_MAX, PeerLimits
-from kvfs.errors import Corrupt, Unavailable
-from kvfs.hashers import PieceDigest
 from kvfs.peers.address import Address, parse_address
 from kvfs.peers.backoff import Backoff
 from kvfs.peers.pool import Pool
 from kvfs.peers.stream import BulkStream
-
-Tell = Callable[[memoryview], None]  # hears of each piece as it arrives, in order
 
 _LIMITS = replace(
     PeerLimits(), streams_per_peer_max=REMOTE_STREAMS_MAX, progress_s=REMOTE_PROGRESS_S
@@ -30,31 +24,11 @@ class RemoteReader:
         self._lock = threading.Lock()
         self._places: OrderedDict[str, _Place] = OrderedDict()  # the last used at the right
 
-    def read_verified(self, file: RemoteFile, memory: memoryview, end_s: float) -> memoryview:
-        """Read a file into the start of `memory` and compare its digest, by `end_s` of the
-        monotonic clock; the part of `memory` that holds it. The ticket is used up.
-
-        Raises `Unavailable` when the node does not give it, and `Corrupt` when it gives other
-        bytes: in either case the node beside the client may still bring the file. `memory` is
-        written to until this returns or raises, not later.
-        """
-        view = memory[: file.size_bytes]
-        hashing = PieceDigest()
-        try:
-            has_it = self._place(file.address).read(file.ticket, view, end_s, hashing.add)
-        finally:
-            found = hashing.digest()  # not before this may the caller use the memory otherwise
-        if not has_it:
-            raise Unavailable(f"{file.address}: has not {file.digest.hex()} any more")
-        if found != file.digest:
-            raise Corrupt(file.digest.hex(), f"{file.address} gives other bytes")
-        return view
-
     def read_range(self, address: str, ticket: bytes, view: memoryview, end_s: float) -> bool:
-        """Fill `view` with the range that a ticket is for, which is used up, by `end_s`; False when
-        the node has it not any more. Nothing is compared. Raises `Unavailable`; `view` is written
-        to until this returns or raises, not later."""
-        return self._place(address).read(ticket, view, end_s, None)
+        """Fill `view` with the range that a ticket is for, which is used up, by `end_s` of the
+        monotonic clock; False when the node has it not any more. Nothing is compared. Raises
+        `Unavailable`; `view` is written to until this returns or raises, not later."""
+        return self._place(address).read(ticket, view, end_s)
 
     def close(self) -> None:
         """End the streams; reads under way fail."""
@@ -81,17 +55,17 @@ class _Place:
         self._streams: Pool[BulkStream] = Pool(_LIMITS.streams_per_peer_max, f"{address}: streams")
         self._backoff = Backoff(_LIMITS)
 
-    def read(self, ticket: bytes, view: memoryview, end_s: float, tell: Tell | None) -> bool:
+    def read(self, ticket: bytes, view: memoryview, end_s: float) -> bool:
         with self._backoff.asking(self._address, max(0.0, end_s - time.monotonic())):
-            return self._receive(ticket, view, end_s, tell)
+            return self._receive(ticket, view, end_s)
 
-    def _receive(self, ticket: bytes, view: memoryview, end_s: float, tell: Tell | None) -> bool:
+    def _receive(self, ticket: bytes, view: memoryview, end_s: float) -> bool:
         stream, _ = self._streams.take(
             lambda: BulkStream(self._address, _LIMITS.progress_s, end_s), end_s
         )
         try:
             stream.send_tickets([ticket], end_s)
-            has_it = stream.receive_into(view, end_s, tell)
+            has_it = stream.receive_into(view, end_s)
         except BaseException:
             self._streams.drop(stream)
             raise

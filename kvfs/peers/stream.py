@@ -3,17 +3,15 @@
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum, unique
 
-from kvfs.config import MIB
 from kvfs.errors import Unavailable
 from kvfs.peers.address import Address
 from kvfs.peers.gone import PeerGone, PeerStalled, TicketRefused
 
 HEADER = struct.Struct("<4sB3xQ")  # magic, status, length of what follows
 MAGIC = b"KVB1"
-_PIECE_BYTES = 2 * MIB  # hashed while the next one arrives
 _TIMEOUT = struct.Struct("ll")
 _TIMEOUT_S_MIN = 0.001  # zero would mean to wait for ever
 
@@ -88,14 +86,9 @@ class BulkStream:
         except OSError as error:
             raise self._gone(f"takes no tickets: {error}") from error
 
-    def receive_into(
-        self,
-        buffer: memoryview,
-        end_s: float,
-        tell: Callable[[memoryview], None] | None = None,
-    ) -> bool:
+    def receive_into(self, buffer: memoryview, end_s: float) -> bool:
         """Receive the next range; whether the peer had it. `buffer` is written to until this
-        returns or raises, not later. `tell` gets each piece as it arrives, in order."""
+        returns or raises, not later."""
         header = bytearray(HEADER.size)
         self._receive(memoryview(header), end_s)
         magic, number, length = HEADER.unpack(header)
@@ -107,13 +100,7 @@ class BulkStream:
             return False
         if length != len(buffer):
             raise self._gone("answers with another length")
-        if tell is None:
-            self._receive(buffer, end_s)
-            return True
-        for begin in range(0, length, _PIECE_BYTES):
-            piece = buffer[begin : begin + _PIECE_BYTES]
-            self._receive(piece, end_s)
-            tell(piece)
+        self._receive(buffer, end_s)
         return True
 
     def _receive(self, buffer: memoryview, end_s: float) -> None:

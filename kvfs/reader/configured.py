@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from kvfs.config import READER_TIER_AGAIN_S, TierConfig
+from kvfs.config import READER_TIER_AGAIN_S, READER_TIER_OPEN_S, TierConfig
 from kvfs.errors import KvfsError
 from kvfs.located import ToldTiers
 from kvfs.tiers.contract import Tier
@@ -23,6 +23,7 @@ class _Known:
     config: TierConfig
     tier: Tier | None = None
     is_opening: bool = False
+    began_s: float = 0.0  # when that began
     again_s: float = 0.0  # when a tier that could not be opened is tried once more
     is_said: bool = False
 
@@ -74,19 +75,22 @@ class ConfiguredTiers:
         _close_all(gone)
 
     def wait_open(self, numbers: Collection[int], end_s: float) -> None:
-        """Begin to open those of some tiers that are not open, and wait for them until a time."""
+        """Begin to open those of some tiers that are not open, and wait for them until a time; for
+        each no longer than `READER_TIER_OPEN_S` in all, whoever waits: one may hang."""
         with self._changed:
             for number in numbers:
                 known = self._known.get(number)
                 if known is not None and self._may_open(known):
                     known.is_opening = True
+                    known.began_s = time.monotonic()
                     threading.Thread(
                         target=self._open, args=(number, known), name="kvfs-open", daemon=True
                     ).start()
-            self._changed.wait_for(
-                lambda: not any(self._is_opening(number) for number in numbers),
-                max(0.0, end_s - time.monotonic()),
-            )
+            while (begun := self._newest_opening(numbers)) is not None:
+                left_s = min(end_s, begun + READER_TIER_OPEN_S) - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(left_s)
 
     def are_open(self, numbers: Collection[int]) -> tuple[int, ...]:
         """Those of some tiers that may be read."""
@@ -100,9 +104,10 @@ class ConfiguredTiers:
             gone = [self._forget(number) for number in list(self._known)]
         _close_all(gone)
 
-    def _is_opening(self, number: int) -> bool:
-        known = self._known.get(number)
-        return known is not None and known.is_opening
+    def _newest_opening(self, numbers: Collection[int]) -> float | None:
+        """When the last of those began that are being opened; None when none is."""
+        known = [self._known.get(number) for number in numbers]
+        return max((one.began_s for one in known if one and one.is_opening), default=None)
 
     def _may_open(self, known: _Known) -> bool:
         is_due = time.monotonic() >= known.again_s

@@ -25,7 +25,6 @@ from kvfs.config import (
     READER_BATCH_FILES,
     READER_DEADLINE_S,
     READER_TICKET_DEADLINE_S,
-    READER_TIER_OPEN_S,
 )
 from kvfs.errors import InvalidInput
 from kvfs.file_io import allocate
@@ -232,8 +231,7 @@ class _Reading:
 
     def _locate(self, numbers: Sequence[int]) -> list[Placed | None]:
         located = self._client.locate([self._paths[number] for number in numbers])
-        end_s = min(self._end_s, time.monotonic() + READER_TIER_OPEN_S)
-        return self._places.place(located, end_s)
+        return self._places.place(located, self._end_s)
 
     def _bring(self, numbers: Sequence[int]) -> list[Placed | None]:
         """Have the node bring what was got from no other place."""

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.config import PAGE_BYTES
-from kvfs.digest import digest_of
-from kvfs.errors import Corrupt
-from kvfs.file_io import allocate, read_into, read_verified, write_from
+from kvfs.file_io import allocate, read_into, write_from
 
 SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5, 9_000_000]
 
@@ -49,8 +47,9 @@ def test_what_was_written_is_read(directory: Path, size_bytes: int) -> None:
     assert (directory / "file").read_bytes() == data
     for memory in (allocate(size_bytes), memoryview(bytearray(size_bytes + 3))[3:]):
         forget_cached(fd)
-        assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
-        assert read_verified(fd, memory, size_bytes, digest_of(data)) == data
+        for _ in range(2):
+            assert read_into(fd, memory, size_bytes) == size_bytes
+            assert memory[:size_bytes] == data
     os.close(fd)
 
 
@@ -98,15 +97,12 @@ def cached_pages(fd: int) -> int:
     return sum(page & 1 for page in pages)
 
 
-def test_a_short_file_and_changed_bytes_are_corrupt(directory: Path) -> None:
+def test_a_short_file_gives_what_it_has(directory: Path) -> None:
     data = random.Random(4).randbytes(500_000)
     fd = write_file(directory / "file", data)
     memory = allocate(600_000)
-    with pytest.raises(Corrupt, match="500000 bytes, not 500001"):
-        read_verified(fd, memory, 500_001, digest_of(data))
-    os.pwrite(fd, bytes([data[77] ^ 1]), 77)
-    with pytest.raises(Corrupt, match="do not have this digest"):
-        read_verified(fd, memory, 500_000, digest_of(data))
+    assert read_into(fd, memory, 500_001) == 500_000
+    assert memory[:500_000] == data
     os.close(fd)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_bridge.plan import RequestLoad, plan_load
 from kvfs.config import TierConfig, TierKind
+from kvfs.errors import TierTrouble
 from kvfs.located import ToldTiers
 from kvfs.tiers.directory import DirectoryTier
 from kvfs.tiers.handed import HandedFile, HandedTier
@@ -202,6 +203,33 @@ def test_a_tier_that_cannot_be_opened_here_is_said_once_and_not_used(
         bench.load(request, TARGETS)
         assert bench.outcome().is_whole
     assert not bench.path.exists()  # nor is it made
+
+
+def test_a_tier_that_hangs_when_it_is_opened_is_waited_for_once(
+    bench: Places, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("tier scratch is not used here: tier scratch: hangs")
+    monkeypatch.setattr("kvfs.reader.configured.READER_TIER_OPEN_S", 0.05)
+    bench.put(0, 1, 2, is_here=False)
+    opening, thaw = threading.Event(), threading.Event()
+
+    def hang(*arguments: object, **options: object) -> None:
+        assert not opening.is_set(), "once is enough"
+        opening.set()
+        thaw.wait(WAIT_S)
+        raise TierTrouble("scratch", "hangs")
+
+    monkeypatch.setattr("kvfs.reader.configured.open_tier", hang)
+    try:
+        for request in "ab":
+            bench.load(request, TARGETS)
+            assert bench.outcome().failed_blocks == set(TARGETS)
+        assert opening.is_set() and not thaw.is_set()
+        assert bench.counts()["failed_loads.missing"] == 2
+    finally:
+        thaw.set()
+    configured = bench.loader._places._configured
+    wait_until(lambda: not configured._known[3].is_opening)
 
 
 def test_a_node_that_comes_back_with_another_tier_under_a_number_is_believed(
