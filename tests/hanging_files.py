@@ -20,7 +20,7 @@ import trio
 class Passing(pyfuse3.Operations):
     """Inode numbers are those of paths that were looked up, for ever: it lives shortly."""
 
-    def __init__(self, root: str, read_s: float) -> None:
+    def __init__(self, root: str, read_s: float = 0.0) -> None:
         super().__init__()
         self._read_s = read_s
         self._paths = {pyfuse3.ROOT_INODE: root}
