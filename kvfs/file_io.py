@@ -63,7 +63,7 @@ def read_into(
     assert len(memory) >= size_bytes
     done = 0
     is_large = size_bytes >= _DIRECT_BYTES_MIN and at % PAGE_BYTES == 0
-    if is_large and not _is_cached(fd, at, size_bytes) and _set_direct(fd, True):
+    if is_large and not is_cached(fd, at, size_bytes) and _set_direct(fd, True):
         end = min(whole_pages(size_bytes), len(memory) // PAGE_BYTES * PAGE_BYTES)
         try:
             while done < end and (count := _read_piece(fd, memory[:end], done, at)):
@@ -91,7 +91,7 @@ def _tell(tell: Callable[[memoryview], None] | None, piece: memoryview) -> None:
         tell(piece)
 
 
-def _is_cached(fd: int, at: int, size_bytes: int) -> bool:
+def is_cached(fd: int, at: int, size_bytes: int) -> bool:
     """Whether the page cache has all of a range; False where the kernel does not tell."""
     whole = (ctypes.c_uint64 * 2)(at, size_bytes)
     pages = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
