@@ -17,6 +17,9 @@ class Ahead(Protocol):
         """Readers are about to wait for the bytes of these files, which need not be here. Takes no
         time."""
 
+    def note_elsewhere(self, size_bytes: int, tiers: int, *, is_at_peers: bool) -> None:
+        """A client reads so many bytes by itself, from the tiers of this mask or other nodes."""
+
     async def warm(self, inodes: Sequence[Inode], patience_s: float) -> set[bytes]:
         """Bring these files here, for so long; the digests of those that are still on their way,
         and go on coming. What is neither among them nor here nobody gives."""

@@ -29,10 +29,10 @@ from typing import assert_never
 
 from kvfs import config
 from kvfs.prefetch.successors import Successors
+from kvfs.prefetch.unread import Unread
 from kvfs.prefetch.words import (
     Action,
     Asked,
-    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -43,9 +43,11 @@ from kvfs.prefetch.words import (
     Read,
     Sweep,
     Tally,
+    Used,
     Wanted,
 )
 
+_SPARE_DIGESTS = 4096  # kept beyond need, so that they are looked through seldom
 _LIFE_S = {
     Cause.EXPECTED: config.PREFETCH_EXPECTED_S,
     Cause.WARM: float("inf"),
@@ -70,12 +72,6 @@ class _UnderWay:
     is_used: bool = False
 
 
-@dataclass(slots=True)
-class _Unused:
-    cause: Cause
-    size_bytes: int
-
-
 class Prefetch:
     """See the module's docstring. `files` is asked within `handle`. `causes`: those that are not
     switched off."""
@@ -86,30 +82,30 @@ class Prefetch:
         self._causes = causes
         self._waiting: dict[Cause, OrderedDict[bytes, _Waiting]] = {c: OrderedDict() for c in Cause}
         self._under_way: dict[bytes, _UnderWay] = {}
-        self._unused: OrderedDict[bytes, _Unused] = OrderedDict()
-        self._wasted: OrderedDict[bytes, None] = OrderedDict()
+        self._unread = Unread(self.tallies)
         self._successors = Successors()
         self._busy = 0
-        self._is_quiet = True
+        self._quiet_ns = 0  # from then on guesses come
+        self._digests: dict[int, bytes] = {}  # of files that wait, come, or were not read yet
         self._spare_bytes = 0
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """What is to be done about an event."""
         match event:
+            case Used():
+                self._note_used(event.inos, now_ns)
+                return []
             case Read():
-                self._note_read(event.digest)
-                self._guess(event, now_ns)
-            case Awaited():
-                self._note_read(event.digest)
+                self._note_read(event, now_ns)
+                return []  # others may follow, for which there is no need to guess then
             case Asked():
                 self._ask(event.cause, event.blobs, now_ns)
             case Ended():
                 self._end(event)
             case Look():
-                self._busy, self._is_quiet = event.busy, event.is_quiet
-                self._spare_bytes = event.spare_bytes
+                self._busy, self._spare_bytes = event.busy, event.spare_bytes
             case Sweep():
-                self._sweep()
+                self._unread.sweep(self._files.is_here)
             case _:
                 assert_never(event)
         return [*self._cancel(), *self._start(now_ns)]
@@ -128,9 +124,9 @@ class Prefetch:
         return sum(one.waited.blob.size_bytes for one in self._under_way.values())
 
     @property
-    def unused_count(self) -> int:
+    def unread_count(self) -> int:
         """Blobs that were brought here, and that nobody has read yet."""
-        return len(self._unused)
+        return len(self._unread)
 
     def is_pending(self, digest: bytes) -> bool:
         """Whether a blob waits or is on its way."""
@@ -143,7 +139,7 @@ class Prefetch:
             if Cause.CHILD in self._causes:
                 self._add_guesses(Cause.CHILD, self._descendants(children), now_ns)
         elif read.reader is not None and Cause.SUCCESSOR in self._causes:
-            self._successors.note(read.ino, read.reader, now_ns)
+            self._successors.note(read.ino, read.reader, read.at_ns)
             inos = self._successors.after(read.ino, config.PREFETCH_FOLLOWERS_MAX)
             self._add_guesses(Cause.SUCCESSOR, inos, now_ns)
 
@@ -160,8 +156,8 @@ class Prefetch:
     def _add_guesses(self, cause: Cause, inos: Sequence[int], now_ns: int) -> None:
         queue = self._waiting[cause]
         for blob in reversed(self._files.lacking(inos) if inos else ()):  # the first comes first
-            self._note_gone(blob.digest)
-            if blob.digest in self._wasted or blob.size_bytes > config.PREFETCH_BYTES_MAX:
+            self._unread.waste(blob.digest)  # else it would not be lacking
+            if self._unread.is_wasted(blob.digest) or blob.size_bytes > config.PREFETCH_BYTES_MAX:
                 continue
             is_wanted = any(blob.digest in self._waiting[other] for other in Cause if other < cause)
             if not is_wanted and blob.digest not in self._under_way:
@@ -175,7 +171,7 @@ class Prefetch:
         """Note an order, also of what is on its way, which may fail."""
         assert not cause.is_guess
         for blob in blobs if cause in self._causes else ():
-            self._note_gone(blob.digest)
+            self._unread.waste(blob.digest)
             if blob.digest in self._waiting[cause]:
                 continue
             if len(self._waiting[cause]) < config.PREFETCH_ORDERS_MAX:
@@ -189,6 +185,17 @@ class Prefetch:
             if other.is_guess and other >= cause:
                 queue.pop(blob.digest, None)
         self._waiting[cause][blob.digest] = _Waiting(blob, now_ns + _LIFE_S[cause] * 1e9)
+        self._digests[blob.ino] = blob.digest
+        if len(self._digests) > 2 * (self.waiting_count + len(self._unread)) + _SPARE_DIGESTS:
+            self._forget_digests()
+
+    def _forget_digests(self) -> None:
+        """Keep those of files that are of interest still."""
+        self._digests = {
+            ino: digest
+            for ino, digest in self._digests.items()
+            if digest in self._unread or self.is_pending(digest)
+        }
 
     def _drop_waiting(self, digest: bytes, kept: Cause | None = None) -> None:
         for cause, queue in self._waiting.items():
@@ -196,36 +203,25 @@ class Prefetch:
                 queue.pop(digest, None)
 
     # What became of it ----------------------------------------------------------------------------
-    def _note_read(self, digest: bytes) -> None:
-        self._wasted.pop(digest, None)
-        # The reader has it fetched, or reads it where it is: nobody is ahead of it any more.
-        self._drop_waiting(digest, kept=Cause.WARM)
-        under_way = self._under_way.get(digest)
-        if under_way is not None:
-            under_way.is_used = True
-        unused = self._unused.pop(digest, None)
-        if unused is not None:
-            self._count_used(unused.cause, unused.size_bytes)
+    def _note_used(self, inos: Sequence[int], now_ns: int) -> None:
+        self._quiet_ns = now_ns + int(config.PREFETCH_SETTLE_S * 1e9)
+        for ino in inos:
+            digest = self._digests.get(ino)
+            if digest is None:
+                continue
+            # The reader has it fetched, or reads it where it is: nobody is ahead of it any more.
+            self._drop_waiting(digest, kept=Cause.WARM)
+            under_way = self._under_way.get(digest)
+            if under_way is not None:
+                under_way.is_used = True
+            self._unread.use(digest)
 
-    def _count_used(self, cause: Cause, size_bytes: int) -> None:
-        self.tallies[cause].used += 1
-        self.tallies[cause].used_bytes += size_bytes
-
-    def _sweep(self) -> None:
-        for digest in list(islice(self._unused, config.PREFETCH_SWEPT_MAX)):
-            if self._files.is_here(digest):
-                self._unused.move_to_end(digest)
-            else:
-                self._note_gone(digest)
-
-    def _note_gone(self, digest: bytes) -> None:
-        unused = self._unused.pop(digest, None)
-        if unused is not None:
-            self.tallies[unused.cause].wasted += 1
-            self.tallies[unused.cause].wasted_bytes += unused.size_bytes
-            self._wasted[digest] = None
-            if len(self._wasted) > config.PREFETCH_WASTED_MAX:
-                self._wasted.popitem(last=False)
+    def _note_read(self, read: Read, now_ns: int) -> None:
+        self._unread.forgive(read.digest)
+        for cause, queue in self._waiting.items():
+            if cause.is_guess:
+                queue.pop(read.digest, None)
+        self._guess(read, now_ns)
 
     def _end(self, event: Ended) -> None:
         one = self._under_way.pop(event.digest)
@@ -235,11 +231,9 @@ class Prefetch:
             tally.arrived += 1
             tally.arrived_bytes += size_bytes
             if one.is_used:
-                self._count_used(one.cause, size_bytes)
+                self._unread.count_used(one.cause, size_bytes)
             else:
-                self._unused[event.digest] = _Unused(one.cause, size_bytes)
-                if len(self._unused) > config.PREFETCH_UNUSED_MAX:
-                    self._unused.popitem(last=False)
+                self._unread.add(event.digest, one.cause, size_bytes)
             return
         tally.cancelled += one.is_cancelled
         tally.failed += not one.is_cancelled
@@ -266,7 +260,7 @@ class Prefetch:
         started: list[Action] = []
         outstanding_bytes = self.under_way_bytes
         for cause in Cause:
-            if cause.is_guess and not self._is_quiet:
+            if cause.is_guess and now_ns < self._quiet_ns:
                 break
             for waiting in self._first(cause, now_ns):
                 blob = waiting.blob

@@ -30,7 +30,6 @@ from kvfs.prefetch.known import ANYBODY, PEERS, TIERS, Known
 from kvfs.prefetch.machine import Prefetch
 from kvfs.prefetch.words import (
     Asked,
-    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -39,6 +38,7 @@ from kvfs.prefetch.words import (
     Promote,
     Read,
     Sweep,
+    Used,
 )
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Prefetcher:
         self._full_at = config.full_at
         self._known = Known(node)
         self._machine = Prefetch(self._known, _causes(config))
-        self._reads: deque[tuple[int, int | None]] = deque(maxlen=PREFETCH_READS_MAX)
+        self._reads: deque[tuple[int, int | None, float]] = deque(maxlen=PREFETCH_READS_MAX)
         self._expected: deque[Inode] = deque()
         self._scopes: dict[bytes, trio.CancelScope] = {}
         self._from_peers: set[bytes] = set()  # of those that come now
@@ -75,16 +75,19 @@ class Prefetcher:
                 while True:
                     await self._wait()
                     self._look()
-                    await self._take_reads()
                     await self._take_expected()
+                    await self._take_reads()
+                    self._look()
+                    await trio.sleep(PREFETCH_LOOK_S)  # however often it is woken
             finally:
                 self._node.ahead = None
                 self._nursery = None
 
     # What it hears --------------------------------------------------------------------------------
     def _note_use(self, inos: Sequence[int], reader: int | None) -> None:
+        self._tell(Used(inos))
         self._read_s = trio.current_time()
-        self._reads.extend((ino, reader) for ino in inos)
+        self._reads.extend((ino, reader, self._read_s) for ino in inos)
         self._wake.set()
 
     def expect(self, inodes: Iterable[Inode]) -> None:
@@ -99,9 +102,16 @@ class Prefetcher:
     def note_awaited(self, inodes: Iterable[Inode]) -> None:
         """Readers are about to wait for the bytes of these files, which need not be here. Takes no
         time."""
-        for inode in inodes:
-            if self._machine.is_pending(inode.digest):
-                self._tell(Awaited(inode.digest))
+        self._tell(Used([inode.ino for inode in inodes]))
+
+    def note_elsewhere(self, size_bytes: int, tiers: int, *, is_at_peers: bool) -> None:
+        """A client reads so many bytes by itself, from the tiers of this mask or other nodes: they
+        are busy for as long as that may take, which it does not say."""
+        now_s = trio.current_time()
+        if now_s >= self._elsewhere_until_s:
+            self._elsewhere, self._elsewhere_until_s = 0, now_s
+        self._elsewhere |= tiers | (PEERS if is_at_peers else 0)
+        self._elsewhere_until_s += size_bytes / PREFETCH_READER_BYTES_S
 
     async def warm(self, inodes: Sequence[Inode], patience_s: float) -> set[bytes]:
         """Bring these files here, for so long; the digests of those that are still on their way,
@@ -117,31 +127,26 @@ class Prefetcher:
     async def _wait(self) -> None:
         """Return when there is something to look at."""
         timeout_s = float("inf")
-        if self._machine.under_way_count or self._machine.waiting_count:
+        if self._reads or self._machine.under_way_count or self._machine.waiting_count:
             timeout_s = PREFETCH_LOOK_S
-        elif self._machine.unused_count:
+        elif self._machine.unread_count:
             timeout_s = PREFETCH_SWEEP_S
         with trio.move_on_after(timeout_s):
             await self._wake.wait()
         self._wake = trio.Event()
 
-    async def _take_reads(self) -> None:
-        while self._reads:
-            ino, reader = self._reads.popleft()
-            for inode in self._known.files([ino]):
-                self._note_elsewhere(inode)
-                self._tell(Read(ino, inode.digest, reader))
-            await trio.lowlevel.checkpoint()  # in a cluster each may ask the server some times
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nobody has begun to read for a moment."""
+        return trio.current_time() >= self._read_s + PREFETCH_SETTLE_S
 
-    def _note_elsewhere(self, inode: Inode) -> None:
-        """Who reads what is not here does so by itself: its sources are busy for as long as that
-        may take, which it does not say."""
-        now_s = trio.current_time()
-        for blob in self._known.wanted([inode]):
-            if now_s >= self._elsewhere_until_s:
-                self._elsewhere, self._elsewhere_until_s = 0, now_s
-            self._elsewhere |= blob.sources
-            self._elsewhere_until_s += blob.size_bytes / PREFETCH_READER_BYTES_S
+    async def _take_reads(self) -> None:
+        """Guess what comes next: 0.2 ms for a chunk, so not while there is something to do."""
+        while self._reads and self._is_quiet:
+            ino, reader, at_s = self._reads.popleft()
+            for inode in self._known.files([ino]):
+                self._tell(Read(ino, inode.digest, int(at_s * 1e9), reader))
+            await trio.lowlevel.checkpoint()  # in a cluster each may ask the server some times
 
     async def _take_expected(self) -> None:
         while self._expected:
@@ -166,8 +171,7 @@ class Prefetcher:
             taken |= tiering.reads.busy & TIERS
         if neighbours is not None and neighbours.fetching > len(self._from_peers):
             taken |= PEERS
-        is_quiet = trio.current_time() >= self._read_s + PREFETCH_SETTLE_S
-        self._tell(Look(taken, self._spare_bytes(), is_quiet=is_quiet))
+        self._tell(Look(taken, self._spare_bytes()))
         if trio.current_time() >= self._swept_s + PREFETCH_SWEEP_S:
             self._swept_s = trio.current_time()
             self._tell(Sweep())
@@ -232,7 +236,7 @@ class Prefetcher:
             "waiting": machine.waiting_count,
             "under_way": machine.under_way_count,
             "under_way_bytes": machine.under_way_bytes,
-            "unread": machine.unused_count,
+            "unread": machine.unread_count,
             "causes": {cause.name.lower(): asdict(machine.tallies[cause]) for cause in Cause},
         }
 

@@ -49,19 +49,21 @@ class Files(Protocol):
 
 # Events -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Somebody reads a file. `reader`: who, if it is known; the same number for the same one."""
+class Used:
+    """Somebody begins to read these files, or to wait for them. Told at once: it costs little."""
 
-    ino: int
-    digest: bytes
-    reader: int | None = None
+    inos: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """A reader waits for a blob, and has it fetched for itself."""
+class Read:
+    """A file was read, as `Used` has said; what may come next is guessed. Told later, when there is
+    time for it, in order. `reader`: who, if it is known; the same number for the same one."""
 
+    ino: int
     digest: bytes
+    at_ns: int
+    reader: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,13 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Look:
     """How things are now. `busy`: the sources that somebody reads from, other than promotions.
-    `spare_bytes`: how much more may come here at the cost of nothing that is here. `is_quiet`:
-    nobody has begun to read for a moment."""
+    `spare_bytes`: how much more may come here at the cost of nothing that is here."""
 
     busy: int
     spare_bytes: int
-    is_quiet: bool = True
 
 
-Event = Read | Awaited | Asked | Ended | Look | Sweep
+Event = Used | Read | Asked | Ended | Look | Sweep
 
 
 # Actions ------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def _located(
     node, size_bytes, digest = session.node, inode.size_bytes, inode.digest
     if referral is not None:
         node.note_read([inode.ino], session.reader)
+        _note_elsewhere(node, size_bytes, tiers, is_at_peers=True)
         peers, address, ticket = referral.nodes, referral.address, referral.ticket
         return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, peers, address, ticket)
     blob = node.meta.blobs([digest])[0]
@@ -68,7 +69,16 @@ def _located(
     if not tiers:
         return None
     node.touch([inode.ino], session.reader)  # which counts for what stays in the tier
+    _note_elsewhere(node, size_bytes, tiers, is_at_peers=False)
     return LocatedFile(size_bytes, digest, None, NOWHERE, tiers, ())
+
+
+def _note_elsewhere(
+    node: Node, size_bytes: int, tiers: tuple[int, ...], *, is_at_peers: bool
+) -> None:
+    if node.ahead is not None:
+        mask = sum(1 << number for number in tiers)
+        node.ahead.note_elsewhere(size_bytes, mask, is_at_peers=is_at_peers)
 
 
 def _numbers_of_tiers(node: Node, digests: Sequence[bytes]) -> Mapping[bytes, tuple[int, ...]]:
@@ -88,10 +98,10 @@ async def _tiers(session: Session, arguments: list[Any], descriptors: list[int])
 
 async def _expect(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     """Whether anything is done about files that somebody will read."""
-    ahead, meta = session.node.ahead, session.node.meta
+    ahead, meta, paths = session.node.ahead, session.node.meta, checked_paths(arguments[0])
     if ahead is None:
         return False
-    async for part in in_turns(checked_paths(arguments[0]), _EXPECTED_AT_ONCE):
+    async for part in in_turns(paths, _EXPECTED_AT_ONCE):
         ahead.expect(i for i in meta.resolve(part) if i is not None and i.is_published)
     return True
 

@@ -132,10 +132,26 @@ def test_chunks_behind_one_that_was_read_come_and_are_used_or_wasted(
         assert found["started"] == 2
 
 
+def test_what_an_engine_expects_comes_and_counts_as_used(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node(config=tier(tmp_path / "tier") + "[prefetch]\nchildren = false\n")
+    with Client(node.store) as client:
+        paths = store_chain(client, "abc")
+        assert client.expect([paths["a"], paths["b"], b"absent"])
+        wait_until(lambda: tally(client, "expected")["arrived"] == 2)
+        assert not is_here(client, paths["c"])
+        for name in "ab":
+            read(client, paths[name])
+        assert tally(client, "expected")["used"] == 2
+
+
 def test_a_reader_in_order_finds_the_next_files_here_the_third_time(
     start_mount: StartMount, tmp_path: Path
 ) -> None:
-    mount = start_mount(config=tier(tmp_path / "tier"))
+    # With passthrough a file's second open within 2 s may be answered without the node.
+    seen = "[mount]\npassthrough = false\n"
+    mount = start_mount(config=seen + tier(tmp_path / "tier"))
     names = ["lmcache-1", "lmcache-2", "lmcache-3"]
     with Client(mount.store) as client:
         for name in names:

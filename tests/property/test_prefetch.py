@@ -12,6 +12,7 @@ from kvfs.config import (
     PREFETCH_DESCENDANTS_MAX,
     PREFETCH_FOLLOWERS_MAX,
     PREFETCH_GUESSES_MAX,
+    PREFETCH_SETTLE_S,
     PREFETCH_TRIES_MAX,
 )
 from kvfs.prefetch.machine import Prefetch
@@ -25,6 +26,7 @@ from kvfs.prefetch.words import (
     Promote,
     Read,
     Sweep,
+    Used,
     Wanted,
 )
 
@@ -47,7 +49,7 @@ class Ahead(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.read_meanwhile: set[int] = set()
         self.busy = 0
-        self.is_quiet = True
+        self.quiet_ns = 0
         self.spare_bytes = 0
         self.guessed = 0  # promotions of guesses, ever
         self.ordered = 0
@@ -88,7 +90,7 @@ class Ahead(RuleBasedStateMachine):
         assert not action.sources & ~self.wanted(ino).sources
         assert action.cause is Cause.WARM or not action.sources & self.busy
         if action.cause.is_guess:
-            assert self.is_quiet
+            assert self.now_ns >= self.quiet_ns
             assert action.blob.size_bytes <= min(self.spare_bytes, PREFETCH_BYTES_MAX)
             self.guessed += 1
         else:
@@ -101,7 +103,9 @@ class Ahead(RuleBasedStateMachine):
         self.guesses_due += GUESSES_OF_A_READ
         if ino in self.under_way:
             self.read_meanwhile.add(ino)
-        self.tell(Read(ino, bytes([ino] * 16), reader))
+        self.quiet_ns = self.now_ns + 10**7 + int(PREFETCH_SETTLE_S * 1e9)
+        self.tell(Used([ino]))
+        self.tell(Read(ino, bytes([ino] * 16), self.now_ns, reader))
 
     @rule(cause=st.sampled_from([Cause.EXPECTED, Cause.WARM]), inos=st.lists(FILES, max_size=12))
     def ask(self, cause: Cause, inos: list[int]) -> None:
@@ -111,11 +115,10 @@ class Ahead(RuleBasedStateMachine):
     @rule(
         busy=st.integers(0, SOURCES),
         spare=st.sampled_from([0, *SIZES, 1 << 40]),
-        is_quiet=st.booleans(),
     )
-    def look(self, busy: int, spare: int, is_quiet: bool = True) -> None:
-        self.busy, self.spare_bytes, self.is_quiet = busy, spare, is_quiet
-        self.tell(Look(busy, spare, is_quiet=is_quiet))
+    def look(self, busy: int, spare: int) -> None:
+        self.busy, self.spare_bytes = busy, spare
+        self.tell(Look(busy, spare))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), is_here=st.booleans())
@@ -137,7 +140,7 @@ class Ahead(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.tell(Sweep())
-        assert self.prefetch.unused_count <= len(self.here)
+        assert self.prefetch.unread_count <= len(self.here)
 
     @rule()
     def feed_back(self) -> None:

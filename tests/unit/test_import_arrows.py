@@ -23,6 +23,7 @@ PURE = {
     "kvfs.prefetch.machine",
     "kvfs.prefetch.settings",
     "kvfs.prefetch.successors",
+    "kvfs.prefetch.unread",
     "kvfs.prefetch.words",
     "kvfs.replay.plan",
     "kvfs.replay.report",

@@ -13,6 +13,7 @@ from kvfs.config import (
     PREFETCH_GUESS_S,
     PREFETCH_GUESSES_MAX,
     PREFETCH_READ_AFTER_S,
+    PREFETCH_SETTLE_S,
     PREFETCH_TRIES_MAX,
 )
 from kvfs.prefetch.machine import Prefetch
@@ -20,7 +21,6 @@ from kvfs.prefetch.successors import Successors
 from kvfs.prefetch.words import (
     Action,
     Asked,
-    Awaited,
     Cancel,
     Cause,
     Ended,
@@ -29,6 +29,7 @@ from kvfs.prefetch.words import (
     Promote,
     Read,
     Sweep,
+    Used,
     Wanted,
 )
 
@@ -75,7 +76,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.prefetch = Prefetch(self.store, self.causes)
-        self.tell(Look(0, ROOMY))
+        self.see(0)
 
     def tell(self, event: Event) -> list[Action]:
         return self.prefetch.handle(event, self.now_ns)
@@ -86,8 +87,25 @@ class Rig:
         assert all(isinstance(action, Promote) for action in actions)
         return [action.blob.ino for action in actions if isinstance(action, Promote)]
 
-    def read(self, ino: int, reader: int = 7) -> list[int]:
-        return self.begun(Read(ino, digest(ino), reader))
+    def read(self, *inos: int, reader: int | None = 7) -> list[int]:
+        """Some files are read at once, and nothing for a moment; what is begun then."""
+        self.tell(Used(inos))
+        for ino in inos:
+            self.tell(Read(ino, digest(ino), self.now_ns, reader))
+        return self.pause()
+
+    def pause(self) -> list[int]:
+        self.now_ns += int(PREFETCH_SETTLE_S * S)
+        return self.begun(self.seen)
+
+    def see(self, busy: int, spare_bytes: int = ROOMY) -> list[Action]:
+        self.seen = Look(busy, spare_bytes)
+        return self.tell(self.seen)
+
+    def idle(self) -> list[int]:
+        """What is begun when all sources are idle."""
+        self.seen = Look(0, ROOMY)
+        return self.begun(self.seen)
 
     def ask(self, cause: Cause, *inos: int) -> list[int]:
         return self.begun(Asked(cause, tuple(map(self.store.wanted, inos))))
@@ -184,15 +202,15 @@ def test_two_readers_do_not_follow_each_other() -> None:
         rig.read(1, reader=1)
         rig.read(2, reader=2)
     assert rig.prefetch.waiting_count == rig.prefetch.under_way_count == 0
-    rig.begun(Read(1, digest(1)))  # by who is not known
-    rig.begun(Read(2, digest(2)))
+    for _ in range(3):
+        rig.read(1, 2, reader=None)  # by who is not known
     assert rig.prefetch.under_way_count == 0
 
 
 def test_a_guess_takes_spare_room_only_and_none_is_large() -> None:
     store = Store(tree={1: [10, 11, 12]}, size_bytes=100)
     rig = Rig(store)
-    rig.tell(Look(0, 250))
+    rig.see(0, 250)
     assert rig.read(1) == [10, 11]
     assert rig.ask(Cause.EXPECTED, 20) == [20]  # for which something may go
     store.size_bytes = PREFETCH_BYTES_MAX + 1
@@ -243,10 +261,11 @@ def test_what_a_reader_has_reached_is_not_fetched_ahead_of_it() -> None:
 def test_only_idle_sources_are_read_and_a_busy_one_cancels() -> None:
     store = Store(tree={1: [10]}, sources=DISK | BUCKET)
     rig = Rig(store)
-    rig.tell(Look(DISK, ROOMY))
-    assert rig.tell(Read(1, digest(1), 7)) == [Promote(store.wanted(10), BUCKET, Cause.CHILD)]
-    assert rig.tell(Look(BUCKET, ROOMY)) == [Cancel(digest(10))]
-    assert rig.tell(Look(BUCKET, ROOMY)) == []  # once
+    rig.see(DISK)
+    rig.tell(Read(1, digest(1), rig.now_ns))
+    assert rig.tell(rig.seen) == [Promote(store.wanted(10), BUCKET, Cause.CHILD)]
+    assert rig.see(BUCKET) == [Cancel(digest(10))]
+    assert rig.see(BUCKET) == []  # once
     assert rig.tell(Ended(digest(10), is_here=False)) == []
     tally = rig.prefetch.tallies[Cause.CHILD]
     assert (tally.started, tally.cancelled, tally.failed) == (1, 1, 0)
@@ -255,41 +274,46 @@ def test_only_idle_sources_are_read_and_a_busy_one_cancels() -> None:
 
 def test_what_is_expected_waits_for_an_idle_source_and_is_tried_again() -> None:
     rig = Rig()
-    rig.tell(Look(DISK, ROOMY))
+    rig.see(DISK)
     assert rig.ask(Cause.EXPECTED, 10) == []
     for _ in range(PREFETCH_TRIES_MAX):
-        assert rig.begun(Look(0, ROOMY)) == [10]
-        assert rig.tell(Look(DISK, ROOMY)) == [Cancel(digest(10))]
+        assert rig.idle() == [10]
+        assert rig.see(DISK) == [Cancel(digest(10))]
         assert rig.tell(Ended(digest(10), is_here=False)) == []
-    assert rig.begun(Look(0, ROOMY)) == []
+    assert rig.idle() == []
     assert not rig.prefetch.is_pending(digest(10))
 
 
 def test_guesses_wait_until_nobody_reads() -> None:
     rig = Rig(Store(tree={1: [10], 10: [11], 11: []}))
-    rig.tell(Look(0, ROOMY, is_quiet=False))
-    assert rig.read(1) == []
-    assert rig.read(10) == []  # by itself: who reads on is not overtaken
+    rig.tell(Used([1]))
+    rig.tell(Read(1, digest(1), rig.now_ns))
+    assert rig.idle() == []
     assert rig.ask(Cause.EXPECTED, 20) == [20]
-    assert rig.begun(Look(0, ROOMY)) == [11]
+    assert rig.pause() == [10, 11]
+
+
+def test_what_was_read_on_is_not_guessed_again() -> None:
+    rig = Rig(Store(tree={1: [10], 10: [11], 11: []}))
+    assert rig.read(1, 10) == [11]
 
 
 def test_what_a_person_warms_goes_on_beside_readers() -> None:
     rig = Rig()
-    rig.tell(Look(DISK, ROOMY))
+    rig.see(DISK)
     assert rig.ask(Cause.WARM, 10) == [10]
-    assert rig.tell(Look(DISK, ROOMY)) == []
-    rig.tell(Look(0, ROOMY))
+    assert rig.see(DISK) == []
+    rig.see(0)
     assert rig.ask(Cause.EXPECTED, 20) == [20]
     rig.ask(Cause.WARM, 20)
-    assert rig.tell(Look(DISK, ROOMY)) == []
+    assert rig.see(DISK) == []
 
 
 def test_what_a_reader_waits_for_is_not_cancelled() -> None:
     rig = Rig(Store(tree={1: [10], 10: []}))
     assert rig.read(1) == [10]
-    assert rig.tell(Awaited(digest(10))) == []
-    assert rig.tell(Look(DISK, ROOMY)) == []
+    assert rig.tell(Used([10])) == []
+    assert rig.see(DISK) == []
     assert rig.arrive(10) == []
     assert rig.read(10) == []
     assert rig.prefetch.tallies[Cause.CHILD].used == 1
@@ -313,18 +337,18 @@ def test_use_waste_and_failure_are_counted() -> None:
     assert rig.read(1) == [10, 11, 12]
     rig.arrive(10, 11)
     rig.tell(Ended(digest(12), is_here=False))
-    assert rig.prefetch.unused_count == 2
+    assert rig.prefetch.unread_count == 2
     rig.read(10)
     rig.read(10)
     rig.tell(Sweep())
-    assert rig.prefetch.unused_count == 1
+    assert rig.prefetch.unread_count == 1
     rig.store.here.clear()  # one of them after it was of use
     rig.tell(Sweep())
     rig.tell(Sweep())
     tally = rig.prefetch.tallies[Cause.CHILD]
     assert (tally.started, tally.started_bytes, tally.arrived_bytes) == (3, 15, 10)
     assert (tally.used, tally.used_bytes, tally.wasted, tally.wasted_bytes) == (1, 5, 1, 5)
-    assert (tally.failed, tally.cancelled, rig.prefetch.unused_count) == (1, 0, 0)
+    assert (tally.failed, tally.cancelled, rig.prefetch.unread_count) == (1, 0, 0)
     assert rig.read(1) == [10, 12]  # 11 was no good guess
     rig.read(11)
     assert rig.read(1) == [11]

@@ -212,9 +212,7 @@ async def test_who_reads_from_the_source_has_it_cancelled_and_what_is_expected_c
 async def test_where_an_engine_reads_by_itself_is_left_to_it_for_as_long_as_that_takes(
     world: World, autojump_clock: MockClock
 ) -> None:
-    size_bytes = 4 * PREFETCH_READER_BYTES_S
-    world.node.read([world.node.meta.add(1, size_bytes=size_bytes).ino], 99)
-    await trio.sleep(0.1)
+    world.prefetch.note_elsewhere(4 * PREFETCH_READER_BYTES_S, 0, is_at_peers=True)
     world.prefetch.expect([world.node.meta.add(2)])
     await world.settle()
     assert world.peers.brought == []
