@@ -90,8 +90,13 @@ class Engine:
         """Other content under other names, as far as the disk is concerned."""
         for layer in self.layers.values():
             layer[1 : 1 + self.blocks, :8].random_(0, 255)
-            layer[1 + self.blocks :] = 0
+        self.clear()
         self.hashes = [os.urandom(HASH_BYTES) for _ in range(self.blocks)]
+
+    def clear(self) -> None:
+        """Nothing is in the blocks into which chunks are loaded."""
+        for layer in self.layers.values():
+            layer[1 + self.blocks :] = 0
 
     def store(self) -> float:
         """Seconds until every chunk is published."""
