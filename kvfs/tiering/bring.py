@@ -17,7 +17,6 @@ from kvfs.config import (
     TIER_FETCH_S,
     TIER_FETCHES_MAX,
     TIER_SLOW_BYTES_S,
-    TierKind,
 )
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.file_io import map_file, write_from
@@ -26,14 +25,13 @@ from kvfs.meta.tier_contract import HoldingChange
 from kvfs.node import Node
 from kvfs.stage import Stage
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.opening import ConfiguredTier
+from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
 from kvfs.tiering.reads import Reads
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import JobEnd, WantedChunk
 
 log = logging.getLogger(__name__)
-_FILLED_BY_OTHERS = (TierKind.SHARED, TierKind.OBJECT)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,19 +87,27 @@ class Bringer:
 
     async def bring(self, inodes: Iterable[Inode], priority: int = 0) -> None:
         """Have the bytes of these files here, as far as tiers are known to have them."""
-        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
-        masks = self._holdings.masks(list(wanted))
-        missing = [
-            inode
-            for inode, mask in zip(wanted.values(), masks, strict=True)
-            if mask and self._node.contents.directory_of(inode.digest) is None
-        ]
-        if not missing:
+        wanted = self._missing(inodes)
+        masks = self._holdings.masks(list(wanted)) if wanted else []
+        if not any(masks):
             return
         with self._reads.under_way(reduce(or_, masks)):
             async with trio.open_nursery() as nursery:
-                for inode in missing:
-                    nursery.start_soon(self._wait_for, inode, priority)
+                for inode, mask in zip(wanted.values(), masks, strict=True):
+                    if mask:
+                        nursery.start_soon(self._wait_for, inode, priority)
+
+    def _missing(self, inodes: Iterable[Inode]) -> dict[bytes, Inode]:
+        """Those whose bytes are not here, by their digests."""
+        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
+        directories = self._node.directories
+        return {
+            digest: inode
+            for (digest, inode), blob in zip(
+                wanted.items(), self._node.meta.blobs(list(wanted)), strict=True
+            )
+            if blob is None or directories[blob.directory] is None
+        }
 
     async def _wait_for(self, inode: Inode, priority: int) -> None:
         one = self._under_way.get(inode.digest)
@@ -217,15 +223,14 @@ class Bringer:
     async def search(self, inodes: Iterable[Inode], tiers: Sequence[ConfiguredTier]) -> None:
         """Ask tiers that others fill for files of which nobody is known to have the bytes, and have
         them here."""
-        wanted = {inode.digest: inode for inode in inodes if inode.is_published}
-        here = self._node.meta.blobs(list(wanted))
+        wanted = self._missing(inodes)
         masks = self._holdings.masks(list(wanted))
-        lost = [d for d, b, m in zip(wanted, here, masks, strict=True) if b is None and not m]
+        lost = [digest for digest, mask in zip(wanted, masks, strict=True) if not mask]
         if not lost:
             return
         async with trio.open_nursery() as nursery:
             for one in tiers:
-                if one.is_usable and one.config.kind in _FILLED_BY_OTHERS:
+                if one.is_usable and one.config.kind in FILLED_BY_OTHERS:
                     nursery.start_soon(self._ask, one, lost)
         await self.bring(wanted[digest] for digest in lost)
 
