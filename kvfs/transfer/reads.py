@@ -77,15 +77,18 @@ class Read:
         target = self.memory.view[self.begin : self.end]
         step = TRANSFER_PIECE_BYTES if self.tier.kind in _IN_PIECES else len(target)
         is_whole = len(target) == self.task.job.chunks[self.chunk].size_bytes
-        for at in range(0, len(target), step):
+        at = 0
+        while at < len(target):
             left_s = self.task.end_s - time.monotonic()
             if self.is_cancelled or left_s <= 0:
                 return Outcome.CANCELLED
-            piece = target[at : at + step]
+            rest = len(target) - at
+            piece = target[at : at + (step if rest > step + step // 4 else rest)]
             if not self.tier.read_into(digest, self.begin + at, piece, left_s):
                 return Outcome.MISSING
             if is_whole and not self.is_cancelled:
                 hashing.add(piece)
+            at += len(piece)
         return Outcome.LANDED
 
 
