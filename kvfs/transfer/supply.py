@@ -125,8 +125,7 @@ class PoolSupply:
             self._stranded -= memory.is_stranded
         else:
             self.buffers -= 1
-        live = self.scratch - self._stranded
-        if live < self._scratch_max and (is_scratch or self._stranded):
+        if (is_scratch or self._stranded) and self._wants_scratch():
             return self._keep_scratch(memory.slot)
         self.buffers += 1
         self._buffers.append(memory.slot)
@@ -138,6 +137,11 @@ class PoolSupply:
         memory.is_stranded = True
         self._stranded += 1
         self._is_short = True
+
+    def _wants_scratch(self) -> bool:
+        """Whether a slot more is better kept for reads that repeat others: one in three is."""
+        live = self.scratch - self._stranded
+        return live < self._scratch_max and self.buffers > 2 * live
 
     def _keep_scratch(self, slot: Slot) -> MemoryFreed:
         self.scratch += 1
@@ -155,8 +159,8 @@ class PoolSupply:
         others. What the schedule is to be told."""
         more_buffers = more_scratch = 0
         for slot in slots:
-            live = self.scratch - self._stranded
-            if live < self._scratch_max and (self._stranded or self.buffers > 2 * live):
+            has_none = self._scratch_max > 0 and self.scratch == self._stranded > 0
+            if has_none or self._wants_scratch():
                 self._keep_scratch(slot)
                 more_scratch += 1
             else:
@@ -168,20 +172,31 @@ class PoolSupply:
     def is_unbalanced(self, bare: int, *, is_reading: bool) -> bool:
         """Whether slots are at hand that nothing here needs, or more are needed."""
         has_surplus = len(self._buffers) > bare or bool(self._scratch and not is_reading)
-        return has_surplus or (self._is_short and is_reading)
+        return has_surplus or (self._is_short and is_reading) or self._lacks_buffers(bare)
+
+    def _lacks_buffers(self, bare: int) -> bool:
+        return bool(bare and not self.buffers and self._scratch)
 
     def balance(self, bare: int, *, is_reading: bool) -> tuple[Balance, MemoryFreed | None]:
         """How the pool is to be used now: `bare` chunks have no slot yet. With it what the schedule
         is to be told before any slot goes back."""
+        changed = 0
+        if self._lacks_buffers(bare):  # chunks come before reads that repeat others
+            self._buffers.append(self._scratch.pop())
+            changed = 1
         excess = max(0, len(self._buffers) - bare)
         excess_scratch = 0 if is_reading else len(self._scratch)
         surplus = self._buffers[:excess] + self._scratch[:excess_scratch]
         del self._buffers[:excess], self._scratch[:excess_scratch]
-        self.buffers -= excess
-        self.scratch -= excess_scratch
+        buffers, scratch = changed - excess, -changed - excess_scratch
+        self.buffers += buffers
+        self.scratch += scratch
         short = max(0, bare - len(self._buffers))
-        if is_reading and (short or self._stranded):
-            short += max(0, self._scratch_max - self.scratch + self._stranded)
+        live = self.scratch - self._stranded
+        if is_reading and short:
+            short += max(0, self._scratch_max - live)
+        elif is_reading and self._stranded and not live and self._scratch_max:
+            short = 1
         self._is_short = False
-        told = MemoryFreed(buffers=-excess, scratch=-excess_scratch) if surplus else None
+        told = MemoryFreed(buffers=buffers, scratch=scratch) if buffers or scratch else None
         return Balance(surplus, short), told

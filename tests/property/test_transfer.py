@@ -21,7 +21,6 @@ from kvfs.transfer.words import Ending, WantedChunk
 from tests.processes import wait_until
 from tests.transfers import DEADLINE_S, GARBAGE, SlotPool, StoredTier, make_blobs
 
-SLOTS = 6
 LARGE = make_blobs(3, 1024 * 1024 + 4097)  # may be read in parts
 SMALL = make_blobs(40, PAGE_BYTES + 17)
 BLOBS = SMALL | LARGE
@@ -100,9 +99,10 @@ class Reader:
         with self._lock:
             self._is_over = True
 
-    def check(self, job: Job) -> None:
-        end = job.wait(DEADLINE_S)
+    def check(self, job: Job, deadline_s: float) -> None:
+        end = job.wait(2 * DEADLINE_S)
         assert end is not None
+        assert end.ending is not Ending.LATE or deadline_s < DEADLINE_S, "it waits for something"
         assert set(end.lost) == set(range(len(self.chunks))) - self.handed
         assert end.ending is not Ending.DONE or all(n in end.why for n in end.lost)
         for keeping in self.kept:
@@ -117,27 +117,28 @@ class Reader:
     seed=st.integers(0, 2**32 - 1),
     troubles=st.lists(st.sampled_from([0.0, 0.05, 0.3, 1.0]), min_size=1, max_size=4),
     jobs=st.integers(1, 8),
-    is_pooled=st.booleans(),
-    scratch_reads=st.integers(0, 3),
+    slots=st.integers(0, 6),
+    scratch_reads=st.integers(0, 4),
     in_place=st.booleans(),
 )
 def test_what_is_handed_over_is_right_and_stays_so(
     seed: int,
     troubles: list[float],
     jobs: int,
-    is_pooled: bool,
+    slots: int,
     scratch_reads: int,
     in_place: bool,
     allow_warnings: list[str],
 ) -> None:
     allow_warnings.append("gave wrong bytes")
     rng = random.Random(seed)
-    pool = SlotPool(SLOTS, max(map(len, BLOBS.values()))) if is_pooled else None
+    is_pooled = slots > 0
+    pool = SlotPool(slots, max(map(len, BLOBS.values()))) if is_pooled else None
     transfer = Transfer(pool, scratch_reads=scratch_reads)
     for number, trouble in enumerate(troubles):
         tier = ErraticTier(f"t{number}", random.Random(rng.random()), trouble, rng.randint(1, 4))
         transfer.add_tier(number, tier)
-    readers: list[tuple[Reader, Job]] = []
+    readers: list[tuple[Reader, Job, float]] = []
     with ThreadPoolExecutor(8) as keepers:
         for _ in range(jobs):
             chosen = rng.choices(list(BLOBS), k=rng.randint(1, 40))
@@ -155,7 +156,7 @@ def test_what_is_handed_over_is_right_and_stays_so(
             job = transfer.start(
                 chunks, reader.take, deadline_s=deadline_s, on_end=reader.end, in_place=in_place
             )
-            readers.append((reader, job))
+            readers.append((reader, job, deadline_s))
             if rng.random() < 0.3:
                 rng.choice(readers)[1].cancel()
             if rng.random() < 0.3:
@@ -165,9 +166,9 @@ def test_what_is_handed_over_is_right_and_stays_so(
                 tier = ErraticTier(name, random.Random(rng.random()), trouble, rng.randint(1, 4))
                 transfer.add_tier(number, tier)
             time.sleep(rng.choice((0.0, 0.0, 0.005)))
-        for reader, job in readers:
-            reader.check(job)
-    for reader, job in readers:
+        for reader, job, deadline_s in readers:
+            reader.check(job, deadline_s)
+    for reader, job, _ in readers:
         assert job.wait_quiet(DEADLINE_S)
         if in_place and not is_pooled:
             for number in reader.handed:
@@ -176,8 +177,8 @@ def test_what_is_handed_over_is_right_and_stays_so(
                 assert digest_of(chunk.memory[: chunk.size_bytes]) == chunk.digest
     wait_until(lambda: transfer.view().reads == 0, DEADLINE_S)
     if pool is not None:
-        wait_until(lambda: pool.free == SLOTS, DEADLINE_S)
+        wait_until(lambda: pool.free == slots, DEADLINE_S)
     view = transfer.view()
     assert (view.slots, view.scratch_reads, view.jobs, view.unread_chunks) == (0, 0, 0, 0)
-    assert view.landed_chunks == sum(len(reader.handed) for reader, _ in readers)
+    assert view.landed_chunks == sum(len(reader.handed) for reader, _, _ in readers)
     assert transfer.close(DEADLINE_S)

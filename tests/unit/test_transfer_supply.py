@@ -118,3 +118,20 @@ def test_a_slot_that_a_call_may_keep_for_ever_is_replaced_by_the_next_that_is_fr
     assert supply.free(buffers[1]) == MemoryFreed(buffers=1)
     assert supply.free(stuck) == MemoryFreed(buffers=1), "scratch has its place again"
     assert (supply.buffers, supply.scratch) == (3, 1)
+
+
+def test_chunks_come_before_reads_that_repeat_others() -> None:
+    pool = SlotPool(4, 4096)
+    supply = PoolSupply(pool, 4)
+    supply.stock([slot for slot in (pool.take_nowait() for _ in range(4)) if slot])
+    assert (supply.buffers, supply.scratch) == (3, 1)
+    stuck, buffers = supply.take_scratch(4096), [supply.take_buffer() for _ in range(3)]
+    supply.strand(stuck)
+    for memory in buffers:
+        supply.free(memory)
+    assert (supply.buffers, supply.scratch) == (2, 2), "one in three of those that do not hang"
+    balance, told = supply.balance(0, is_reading=True)
+    assert (len(balance.surplus), told) == (2, MemoryFreed(buffers=-2))
+    assert supply.is_unbalanced(1, is_reading=True), "a chunk has none, and a slot is at hand"
+    balance, told = supply.balance(1, is_reading=True)
+    assert (balance.surplus, told) == ([], MemoryFreed(buffers=1, scratch=-1))
