@@ -54,7 +54,7 @@ class BlobFiles:
         self._run = secrets.token_hex(4)
         self._serials = itertools.count(1)
         self._fanout_directories = 0
-        self._leaves: set[bytes] = set()  # those known to be there, by their digests' beginning
+        self._leaves = bytearray(1 << 16)  # 1: is known to be there, by its digests' beginning
         self._leaves_lock = threading.Lock()
 
     # Staging -------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class BlobFiles:
 
     def lacks_leaf(self, digest: bytes) -> bool:
         """Whether the directory in which a blob will lie may be missing."""
-        return digest[:2] not in self._leaves
+        return not self._leaves[_leaf_of(digest)]
 
     def make_leaves(self, digests: Iterable[bytes]) -> None:
         """Make the directories in which blobs will lie, ahead of `adopt`, which would be slowed
@@ -100,7 +100,7 @@ class BlobFiles:
         for digest in digests:
             if self.lacks_leaf(digest):
                 self._make_leaf(os.path.dirname(self.blob_path(digest)))
-                self._leaves.add(digest[:2])
+                self._leaves[_leaf_of(digest)] = 1
 
     def _make_leaf(self, path: str) -> None:
         for directory in (os.path.dirname(path), path):
@@ -199,6 +199,11 @@ class BlobFiles:
 
     def _quarantine_bound(self) -> int:
         return QUARANTINE_BYTES_MAX
+
+
+def _leaf_of(digest: bytes) -> int:
+    """The number of the fan-out directory in which a blob lies."""
+    return digest[0] << 8 | digest[1]
 
 
 def open_blob_file(path: str) -> int:
