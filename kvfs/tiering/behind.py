@@ -7,15 +7,12 @@ or full stays, and is tried again, but makes room for what is new.
 """
 
 import logging
-import os
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import trio
 
-from kvfs.blobs import BlobDirectory
 from kvfs.config import (
     BEHIND_AGAIN_S,
     BEHIND_LOAD_STEP,
@@ -25,19 +22,16 @@ from kvfs.config import (
     BEHIND_YIELD_S,
     COPIES_PATHS_MAX,
     DEMOTE_S,
-    TIER_FULL_S,
     TIER_USES_MAX,
     TierRule,
 )
-from kvfs.errors import Corrupt, KvfsError, OutOfSpace, Unavailable
+from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
+from kvfs.tiering.copying import Copier
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
-from kvfs.tiering.policy import missing_tiers, rule_of, wanted_more
+from kvfs.tiering.policy import rule_of
 from kvfs.tiering.reads import Reads
-from kvfs.tiering.room import Room
-from kvfs.tiers.contract import WritableTier
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +43,14 @@ class _Entry:
     digest: bytes
 
 
-class _Outcome(Enum):
-    DONE = auto()
-    FULL = auto()  # the tier, as it says
-    FAILED = auto()  # the tier: another may take it
-    LOST = auto()  # the blob: there is nothing to copy
-
-
 class WriteBehind:
     """In the node's thread."""
 
-    def __init__(self, node: Node, holdings: Holdings, reads: Reads, room: Room) -> None:
+    def __init__(self, node: Node, holdings: Holdings, reads: Reads, copier: Copier) -> None:
         self._node = node
         self._holdings = holdings
         self._reads = reads
-        self._room = room
+        self._copier = copier
         self._rules = node.config.tier_rules
         self._has_second_use = any(rule.second_use for rule in self._rules)
         self._new: deque[_Entry] = deque()  # both in the order in which they are due
@@ -73,18 +60,14 @@ class WriteBehind:
         self._hurried = 0  # what was put off before this order is due
         self._fresh: list[bytes] = []  # of the publication that is under way
         self._read: OrderedDict[bytes, None] = OrderedDict()  # digests that were read since stored
-        self._under_way: dict[bytes, trio.Event] = {}
         self._wake = trio.Event()
-        self._limiter = trio.CapacityLimiter(BEHIND_PUTS_MAX)
-        self.copied_files = 0
-        self.copied_bytes = 0
         self.dropped_files = 0  # for which the queue had no room
         self.demoted_files = 0
 
     @property
     def waiting(self) -> int:
         """How many blobs are to be copied."""
-        return len(self._queued) + len(self._under_way)
+        return len(self._queued) + self._copier.under_way
 
     # What is to be copied -------------------------------------------------------------------------
     def published(self, inode: Inode) -> None:
@@ -178,7 +161,8 @@ class WriteBehind:
         while True:
             due_s = self._next_due_s()
             if due_s > trio.current_time():
-                self._wake = trio.Event()
+                if self._wake.is_set():  # else others wait for it already
+                    self._wake = trio.Event()
                 with trio.move_on_at(due_s):
                     await self._wake.wait()
                 continue
@@ -226,7 +210,7 @@ class WriteBehind:
         rule = self._rule(digest)
         if rule.second_use and digest not in self._read:
             return True
-        return await self._copy_to(digest, rule.copies)
+        return await self._copier.copy(digest, rule.copies)
 
     async def demote(self, digests: Sequence[bytes]) -> None:
         """Have each of these in some tier, but those that no rule lets be copied: they are the last
@@ -239,7 +223,7 @@ class WriteBehind:
 
     async def _demote_one(self, digest: bytes) -> None:
         try:
-            if await self._copy_to(digest, 1, DEMOTE_S):
+            if await self._copier.copy(digest, 1, DEMOTE_S):
                 self.demoted_files += 1
         except KvfsError as error:
             log.info("blob %s cannot be put to a tier: %s", digest.hex(), error)
@@ -249,91 +233,3 @@ class WriteBehind:
             return rule_of((), [b""])
         held = self._node.meta.held_paths(digest, (0, 0, b""), COPIES_PATHS_MAX)
         return rule_of(self._rules, [one.path for one in held])
-
-    async def _copy_to(self, digest: bytes, copies: int, deadline_s: float | None = None) -> bool:
-        while (other := self._under_way.get(digest)) is not None:
-            await other.wait()
-        done = self._under_way[digest] = trio.Event()
-        try:
-            return await self._copy_once(digest, copies, deadline_s)
-        finally:
-            del self._under_way[digest]
-            done.set()
-
-    async def _copy_once(self, digest: bytes, copies: int, deadline_s: float | None) -> bool:
-        (blob,) = self._node.meta.blobs([digest])
-        if blob is None:
-            return True  # it is not here any more: nothing can be copied, or need be
-        order = self._holdings.numbers
-        for number in missing_tiers(copies, order, *self._holdings.masks([digest])):
-            if not wanted_more(copies, order, *self._holdings.masks([digest])):
-                break
-            one = self._holdings.tier(number)
-            if not one.is_usable or one.full_until_s > trio.current_time():
-                continue
-            outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
-            if outcome is _Outcome.FULL and await self._room.note_full(one, blob.size_bytes):
-                outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
-            if outcome is _Outcome.LOST:
-                return True
-        return not wanted_more(copies, order, *self._holdings.masks([digest]))
-
-    async def _put(
-        self, one: ConfiguredTier, digest: bytes, size_bytes: int, deadline_s: float | None
-    ) -> _Outcome:
-        if not await self._room.make(one, size_bytes):
-            one.full_until_s = trio.current_time() + TIER_FULL_S
-            return _Outcome.FAILED
-        contents = self._node.contents
-        directory, tier = contents.directory_of(digest), one.tier
-        if directory is None:
-            return _Outcome.LOST
-        if tier is None or digest in self._node.open_blobs:
-            return _Outcome.FAILED
-        try:
-            is_new = await trio.to_thread.run_sync(
-                _put_blob, tier, directory, digest, size_bytes, deadline_s,
-                limiter=self._limiter, abandon_on_cancel=True,
-            )  # fmt: skip
-        except Corrupt:
-            contents.quarantine(digest, "its bytes changed since they were stored")
-            return _Outcome.LOST
-        except FileNotFoundError:
-            fd = contents.open_blob(digest)  # which sees what has become of it
-            if fd is None:
-                return _Outcome.LOST
-            os.close(fd)
-            return _Outcome.FAILED
-        except OSError as error:
-            contents.note_unreadable(digest, error)
-            return _Outcome.FAILED
-        except OutOfSpace as error:
-            log.info("%s", error)
-            return _Outcome.FULL
-        except Unavailable as error:
-            log.info("blob %s: %s", digest.hex(), error)
-            return _Outcome.FAILED
-        self._holdings.note_held(digest, size_bytes, one.number)
-        if is_new:
-            self.copied_files += 1
-            self.copied_bytes += size_bytes
-        return _Outcome.DONE
-
-
-def _put_blob(
-    tier: WritableTier,
-    directory: BlobDirectory,
-    digest: bytes,
-    size_bytes: int,
-    deadline_s: float | None,
-) -> bool:
-    """In a worker thread, which may go on when nobody waits for it: so it has a descriptor of its
-    own. False when another node has put the same already."""
-    if tier.kind in FILLED_BY_OTHERS and tier.has([digest], deadline_s) == [size_bytes]:
-        return False
-    fd = directory.open_blob(digest)
-    try:
-        tier.put(digest, fd, size_bytes, deadline_s)
-    finally:
-        os.close(fd)
-    return True

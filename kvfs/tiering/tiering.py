@@ -22,6 +22,7 @@ from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.tiering.behind import WriteBehind
 from kvfs.tiering.bring import Bringer
+from kvfs.tiering.copying import Copier
 from kvfs.tiering.describe import Meter, describe_tiers
 from kvfs.tiering.holdings import Holdings
 from kvfs.tiering.opening import ConfiguredTier, Opening, place_of
@@ -50,7 +51,8 @@ class Tiering:
         self._token = trio.lowlevel.current_trio_token()
         self.transfer = Transfer(on_gone=self._hear_gone)
         self.room = Room(node.meta, self.holdings, self._held_by_nodes, self._drop_if_nowhere)
-        self.behind = WriteBehind(node, self.holdings, self.reads, self.room)
+        self.copier = Copier(node, self.holdings, self.room)
+        self.behind = WriteBehind(node, self.holdings, self.reads, self.copier)
         self.bringer = Bringer(
             node, self.holdings, self.reads, self.transfer, self._drop_if_nowhere
         )
@@ -231,8 +233,8 @@ class Tiering:
             "tiers": describe_tiers(self.tiers, self._node.meta, self.transfer, self._meter),
             "behind": {
                 "waiting": behind.waiting,
-                "copied_files": behind.copied_files,
-                "copied_bytes": behind.copied_bytes,
+                "copied_files": self.copier.copied_files,
+                "copied_bytes": self.copier.copied_bytes,
                 "dropped_files": behind.dropped_files,
                 "demoted_files": behind.demoted_files,
             },

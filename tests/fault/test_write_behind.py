@@ -1,5 +1,6 @@
 """The queue of copies to tiers: its bound, and whom it waits for. A node in this process."""
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,13 +10,15 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs import checks
 from kvfs.config import TIER_LIMITS, TierConfig, TierKind
 from kvfs.digest import digest_of
 from kvfs.node import Node
 from kvfs.tiering import behind
 from kvfs.tiering.reads import Reads
 from kvfs.tiering.tiering import Tiering
-from tests.own_node import load, store
+from kvfs.tiers import sources
+from tests.own_node import fail_with, load, store
 
 DEADLINE_S = 20.0
 
@@ -120,3 +123,28 @@ async def test_quiet_is_when_nobody_reads_and_nobody_has_just_begun(
         began_s = trio.current_time()
         assert await reads.wait_quiet(10)
         assert trio.current_time() - began_s == pytest.approx(3)
+
+
+async def test_a_blob_that_the_disk_cannot_read_keeps_its_names(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("cannot be read")
+    monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
+    monkeypatch.setattr(behind, "BEHIND_AGAIN_S", 0.05)
+    is_broken = [True]
+
+    def fails(*_: object) -> bool:
+        return is_broken[0]
+
+    read = fail_with(errno.EIO, fails, sources.read_into)
+    monkeypatch.setattr(sources, "read_into", read)
+    monkeypatch.setattr(checks, "digest_file", fail_with(errno.EIO, fails, checks.digest_file))
+    async with tiering(node, tmp_path / "tier") as tiers:
+        store(node, b"f0", b"0")
+        with trio.fail_after(DEADLINE_S):
+            while not node.counters.unreadable_blobs:
+                await trio.sleep(0.01)
+        assert load(node, b"f0") == b"0"
+        is_broken[0] = False
+        await until(tiers, 0)
+        assert held(node, 0)
