@@ -7,10 +7,12 @@ Jobs of 1, 24 and 1,000 chunks, one job of them all, and chunks that each have a
 their own, all on tiers of different speed with every slot in use. A decision is one read that ended
 and what is done about it: the read that its tier begins next. Reads end in the order in which they
 would. Processor time of the thread is measured, not the clock: others may use the machine, and
-then take caches away; the best batch is what it costs alone.
+then take caches away; the best batch is what it costs alone. A full collection of the interpreter's
+garbage is kept out of it.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -109,6 +111,8 @@ def measure(kind: str, tiers: int, chunks: int, decisions: int) -> dict[str, Any
     load = Load(kind, tiers, chunks, random.Random(1))
     added_us = (time.thread_time() - began_s) / max(1, load.queued) * 1e6
     queued = load.queued
+    gc.collect()  # which takes tens of milliseconds with so many objects, would be due at any time
+    gc.freeze()
     batches: list[float] = []
     longest_us = 0.0
     for _ in range(min(decisions, queued * 9 // 10) // BATCH):
@@ -125,6 +129,7 @@ def measure(kind: str, tiers: int, chunks: int, decisions: int) -> dict[str, Any
             longest_us = max(longest_us, passed_s * 1e6)
             begun += load.obey(actions)
         batches.append(total_s / begun * 1e6 - CLOCK_US)
+    gc.unfreeze()
     return {
         "kind": kind,
         "step_ns": step_ns(),
