@@ -19,6 +19,7 @@ from kvfs.digest import digest_of
 from kvfs.meta.contract import ChunkInfo
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from scripts.cluster_rig import ROOT
+from scripts.redis_rig import redis_server
 from tests.conftest import StartMount, StartNode
 from tests.processes import wait_until
 
@@ -38,7 +39,7 @@ def store(client: Client, path: bytes, data: bytes, info: ChunkInfo | None = Non
     client.publish([StagedFile(staged.token, path, digest_of(data), len(data), info)])
 
 
-def store_chain(client: Client, names: str) -> dict[str, bytes]:
+def store_chain(client: Client, names: str, *, is_left: bool = True) -> dict[str, bytes]:
     """Chunks that continue each other, in tiers and not here; their paths by their names."""
     paths = {}
     parent = ""
@@ -61,7 +62,8 @@ def store_chain(client: Client, names: str) -> dict[str, bytes]:
         data = encode_header(header) + name.encode() * CHUNK_BYTES
         store(client, paths[name], data, chunk_info(header))
         parent = header.key
-    leave(client, *paths.values())
+    if is_left:
+        leave(client, *paths.values())
     return paths
 
 
@@ -231,3 +233,22 @@ def test_warm_brings_what_only_tiers_have_and_names_what_nobody_has(
         assert said["missing"] == [{"path": "/kv/07", "size_bytes": 2000}]
     ran = kvfs("warm", "absent", at=node.store)
     assert (ran.returncode, ran.stdout) == (1, "")
+
+
+def test_what_other_nodes_have_comes_ahead_and_by_warm(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        config = f'[cluster]\nmetadata = "{server.url}"\n'
+        a, b = (start_node(tmp_path / name, config=config) for name in "ab")
+        with Client(a.store) as one, Client(b.store) as two:
+            paths = store_chain(one, "abc", is_left=False)
+            for n in range(5):
+                store(one, b"other/%d" % n, b"%d" % n * MIB)
+            assert read(two, paths["a"]).endswith(b"a")
+            wait_until(lambda: is_here(two, paths["c"]) and is_here(two, paths["b"]))
+            ran = kvfs("warm", "other", at=b.store)
+            assert (ran.returncode, ran.stdout) == (0, "5 files brought, 5 MiB; 0 here already\n")
+            assert is_here(two, b"other/4") and is_here(one, b"other/4")
+        for node in (a, b):  # while there is a server
+            assert node.stop() == 0

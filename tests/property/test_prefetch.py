@@ -33,6 +33,7 @@ from kvfs.prefetch.words import (
 FILES = st.integers(1, 40)
 SIZES = (1, PREFETCH_BYTES_MAX // 3, PREFETCH_BYTES_MAX, 2 * PREFETCH_BYTES_MAX)
 SOURCES = 0b111
+STEP_NS = 4 * 10**7  # so that three without a read are a pause
 GUESSES_OF_A_READ = max(PREFETCH_DESCENDANTS_MAX, PREFETCH_FOLLOWERS_MAX)
 
 
@@ -72,7 +73,7 @@ class Ahead(RuleBasedStateMachine):
 
     # What it hears
     def tell(self, event: Event) -> None:
-        self.now_ns += 10**7
+        self.now_ns += STEP_NS
         for action in self.prefetch.handle(event, self.now_ns):
             if isinstance(action, Cancel):
                 ino = action.digest[0]
@@ -103,7 +104,7 @@ class Ahead(RuleBasedStateMachine):
         self.guesses_due += GUESSES_OF_A_READ
         if ino in self.under_way:
             self.read_meanwhile.add(ino)
-        self.quiet_ns = self.now_ns + 10**7 + int(PREFETCH_SETTLE_S * 1e9)
+        self.quiet_ns = self.now_ns + STEP_NS + int(PREFETCH_SETTLE_S * 1e9)
         self.tell(Used([ino]))
         self.tell(Read(ino, bytes([ino] * 16), self.now_ns, reader))
 
@@ -146,8 +147,9 @@ class Ahead(RuleBasedStateMachine):
     def feed_back(self) -> None:
         """Whatever is promoted comes, is evicted at once, and a source is idle again, until nothing
         more happens: which it does."""
-        begun = self.guessed + self.ordered
-        waiting = self.prefetch.waiting_count + len(self.under_way)
+        most = self.guessed + self.ordered + self.prefetch.waiting_count
+        self.now_ns = max(self.now_ns, self.quiet_ns)
+        self.look(0, 1 << 40)
         while self.under_way:
             ino = next(iter(self.under_way))
             del self.under_way[ino]
@@ -156,7 +158,7 @@ class Ahead(RuleBasedStateMachine):
             self.tell(Ended(bytes([ino] * 16), is_here=True))
             self.tell(Sweep())
             self.look(0, 1 << 40)
-            assert self.guessed + self.ordered <= begun + waiting
+            assert self.guessed + self.ordered <= most
 
     # What always holds
     @invariant()
