@@ -1,5 +1,5 @@
 """What lies in tiers, looked at in the background at a low rate: all of them once after they were
-opened, and again and again those that other nodes fill. What a tier has beyond what is known is
+opened, and from time to time those that other nodes fill. What a tier has beyond what is known is
 noted, up to as many files as a node may have; what it has not is found when it is asked for."""
 
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from kvfs.config import FILES_MAX, TIER_LOOK_S, TIER_SCAN_PAUSE_S, TIER_SCAN_S
+from kvfs.config import FILES_MAX, TIER_LOOK_S, TIER_SCAN_PAUSE_S, TIER_SCAN_RARE_S, TIER_SCAN_S
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import HoldingChange, TierLoad
@@ -56,7 +56,9 @@ class Scan:
             else:
                 if one.config.kind not in FILLED_BY_OTHERS:
                     return
-            await trio.sleep(TIER_SCAN_S)
+            # Who evicts must know what is there; to list all of a bucket costs.
+            is_evicting = one.config.max_bytes is not None
+            await trio.sleep(TIER_SCAN_S if is_evicting else TIER_SCAN_RARE_S)
 
     async def _scan(self, one: ConfiguredTier, tier: WritableTier) -> None:
         if isinstance(tier, DirectoryTier):
