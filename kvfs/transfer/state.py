@@ -339,6 +339,10 @@ class State:
             self._todo.quiet.append(task)
 
     def _let_go(self, place: Place) -> None:
+        home = place.home
+        if home.role is Role.BUFFER and home.writers:  # only calls have it that nobody can end
+            assert isinstance(self.supply, PoolSupply)
+            self.supply.abandon(home)
         for memory in place.memories():
             self._drop(memory)
 

@@ -99,8 +99,8 @@ class PoolSupply:
         self._scratch_max = scratch_reads
         self._buffers: list[Slot] = []  # at hand: as many as the schedule may use
         self._scratch: list[Slot] = []
-        self.buffers = 0  # in use, and at hand
-        self.scratch = 0  # the same; stranded slots too
+        self.buffers = 0  # in use by chunks, and at hand
+        self.scratch = 0  # in use by reads that repeat others, at hand, and stranded
         self._stranded = 0
         self._is_short = False  # the pool has not been asked since more was stranded
         self.scratch_reads = 0
@@ -137,6 +137,14 @@ class PoolSupply:
         memory.is_stranded = True
         self._stranded += 1
         self._is_short = True
+
+    def abandon(self, memory: Memory) -> None:
+        """The same for the slot of a chunk that is not wanted any more."""
+        memory.role = Role.SCRATCH
+        self.buffers -= 1
+        self.scratch += 1
+        self.scratch_reads += 1
+        self.strand(memory)
 
     def _wants_scratch(self) -> bool:
         """Whether a slot more is better kept for reads that repeat others: one in three is."""

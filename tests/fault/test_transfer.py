@@ -447,3 +447,26 @@ def test_tiers_that_hang_for_ever_do_not_keep_a_job(
         event.set()
     if pool is not None:
         wait_until(lambda: pool.free == 8, DEADLINE_S)
+
+
+def test_a_job_that_hung_leaves_others_what_it_did_not_have(
+    opened: Callable[..., Transfer],
+) -> None:
+    """Two of its reads keep two slots for ever; the third is for whoever comes."""
+    blobs = make_blobs(10, 16 * KIB)
+    stuck, good = StoredTier("stuck", blobs, reads_max=2), StoredTier("good", blobs)
+    hung = stuck.hang(blobs)
+    pool = SlotPool(3, 16 * KIB)
+    transfer = opened(stuck, good, pool=pool, scratch_reads=3)
+    chunks = wanted(blobs, (0,), is_pooled=True)
+    job = transfer.start(chunks, Landed.give_back, deadline_s=DEADLINE_S)
+    for _ in range(2):
+        assert stuck.began.acquire(timeout=DEADLINE_S)
+    job.cancel()
+    for _ in range(3):
+        chunks, taker = wanted(blobs, (1,), is_pooled=True), Taker()
+        job = transfer.start(chunks, taker.take_and_give_back, deadline_s=DEADLINE_S)
+        assert job.wait(DEADLINE_S) == JobEnd(Ending.DONE, (), {})
+        assert [taker.digests[n] for n in range(10)] == list(blobs)
+    hung.set()
+    wait_until(lambda: pool.free == 3, DEADLINE_S)
