@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.client import Client
 from kvfs.client_files import StagedFile
-from kvfs.config import CLIENTS_MAX
+from kvfs.config import CLIENTS_MAX, WARM_WINDOW_FILES
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.wire import PROTOCOL
 from tests.e2e.test_node import digest_of, load_bytes, store_bytes
@@ -48,6 +48,8 @@ CHUNK = [b"ab-g0-s0", b"", 0, 256, 0, 0, b"12345678"]
         ("open", [[b"f"], 1]),
         ("locate", [[b"f"] * 300]),
         ("locate", [["f"]]),
+        ("warm", [["text"]]),
+        ("warm", [[b"f"] * (WARM_WINDOW_FILES + 1)]),
         ("expect", [[b"f"] * 4097]),
         ("expect", [[1]]),
         ("note_gone", [[[64, DIGEST]]]),
