@@ -103,14 +103,9 @@ class Places:
     def place(self, located: Located, end_s: float) -> list[Placed | None]:
         """Have files read; None stays None. What only a tier has that is not open yet waits for
         that, until a time at most. Descriptors are the result's from now on."""
-        wanted = {number for file in located.files if file for number in file.tiers}
-        if wanted:
-            self._configured.learn(located.revision)
-            alone = {n for f in located.files if f and f.fd is None for n in f.tiers}
-            self._configured.wait_open(wanted - alone, 0.0)
-            self._configured.wait_open(alone, end_s)
         placed: list[Placed | None] = []
         try:
+            self._open_tiers(located, end_s)
             for file in located.files:
                 placed.append(None if file is None else self._place(file))
         except BaseException:
@@ -120,6 +115,15 @@ class Places:
             close_all(located.files[len(placed) :])
             raise
         return placed
+
+    def _open_tiers(self, located: Located, end_s: float) -> None:
+        """Those that have some of the files; what nobody else has is worth waiting for."""
+        files = [file for file in located.files if file is not None and file.tiers]
+        if files:
+            self._configured.learn(located.revision)
+            self._configured.wait_open({n for file in files for n in file.tiers}, 0.0)
+            alone = {n for f in files if f.fd is None and not f.peers for n in f.tiers}
+            self._configured.wait_open(alone, end_s)
 
     def place_here(self, file: OpenFile) -> Placed:
         """As `place`, from the copy in the store only."""
