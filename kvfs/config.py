@@ -259,6 +259,8 @@ TIER_EVICTION_SHARE = 0.25  # of that window
 TIER_SCAN_S = 600.0  # between two looks at all that lies in a tier that others fill, where this
 TIER_SCAN_RARE_S = 86_400.0  # node evicts from it, and where it does not
 TIER_SCAN_PAUSE_S = 0.1  # between two parts of such a look
+TIER_TROUBLE_ROW = 3  # calls of one kind failed in a row, and the tier is said to be in trouble
+TIER_TROUBLE_S = 1.0  # how late that is in the log
 TIER_METER_S = 1.0  # over which it is said how many bytes a tier gives and takes now
 TIER_LOOK_S = 10.0  # how old what is shown of a tier's room may be
 

@@ -19,10 +19,12 @@ def parse_prefetch(table: object) -> PrefetchConfig:
             raise InvalidInput(
                 f"prefetch.{key}", f"{value!r:.80} is neither true nor false; write one"
             )
-    full_at = parse_size_or_share(table.get("full_at", "90%"), "prefetch.full_at")
+    written = table.get("full_at", "90%")
+    is_share = isinstance(written, str) and written.rstrip().endswith("%")
+    full_at = parse_size_or_share(written, "prefetch.full_at") if is_share else None
     if not isinstance(full_at, Share):
         raise InvalidInput(
-            "prefetch.full_at", f"{full_at!r:.80} is no share; write for example 90%"
+            "prefetch.full_at", f'{written!r:.80} is no share of the store; write for example "90%"'
         )
     switches = {key: table[key] for key in SWITCHES if key in table}
     return PrefetchConfig(**switches, full_at=full_at.of_capacity)

@@ -84,6 +84,31 @@ CONFIG_TEMPLATE = """\
 # prefix = "kv/"
 # copies = 2
 
+# Places beside the store to which files are copied, and from which they are read: docs/tiers.md.
+# [[tiers]]
+# name = "scratch"
+# memory, nvme or shared, each with a path of its own.
+# kind = "shared"
+# path = "/scratch/kvfs"
+# Above it this node evicts from the tier. Default: none.
+# max_bytes = "10TiB"
+# [[tiers]]
+# name = "bucket"
+# s3://bucket/prefix, gs:, az://account/container. Credentials come from the environment.
+# kind = "object"
+# url = "s3://bucket/prefix"
+# Of a server other than the provider's own.
+# endpoint = "https://s3.example.org:9000"
+# region = "eu-central-1"
+# Files that are copied to fewer than all tiers: those whose paths begin like this. The longest
+# one counts.
+# [[tier_copies]]
+# prefix = "kv/"
+# A number of tiers, "all" or "never".
+# copies = 1
+# Only once a file is read after it was stored.
+# second_use = false
+
 # What is brought here from tiers and other nodes before it is asked for.
 # [prefetch]
 # What requests that wait in an engine will read.

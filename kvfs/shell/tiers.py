@@ -77,4 +77,7 @@ def _row(tier: dict[str, Any]) -> list[str]:
 def _state(tier: dict[str, Any]) -> str:
     if not tier["is_open"]:
         return "not open"
-    return f"{tier['health']}, full" if tier["is_full"] else str(tier["health"])
+    state = str(tier["health"])
+    if tier["trouble"] and state == "up":
+        state = "failing"
+    return f"{state}, full" if tier["is_full"] else state

@@ -80,7 +80,7 @@ def _place(one: ConfiguredTier) -> dict[str, Any]:
         "place": config.url if config.path is None else str(config.path),
         "is_open": tier is not None,
         "health": None if tier is None else tier.health.value,
-        "trouble": one.trouble,
+        "trouble": one.shown_trouble,
         "is_full": one.full_until_s > trio.current_time(),
     }
 

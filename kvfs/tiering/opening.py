@@ -44,6 +44,11 @@ class ConfiguredTier:
         return place_of(self.config)
 
     @property
+    def shown_trouble(self) -> str:
+        """Why it is not open, or what keeps failing since it is; empty while all is well."""
+        return self.trouble if self.tier is None else self.tier.trouble
+
+    @property
     def is_usable(self) -> bool:
         """Whether something may be asked of it now."""
         return self.tier is not None and self.tier.health is not HealthState.DOWN

@@ -30,6 +30,7 @@ from kvfs.tiering.reads import Reads
 from kvfs.tiering.rebuild import rebuild_from_tier
 from kvfs.tiering.room import Room
 from kvfs.tiering.scan import Scan
+from kvfs.tiering.trouble import tell_troubles
 from kvfs.tiers.contract import WritableTier
 from kvfs.transfer.runner import Transfer
 
@@ -71,6 +72,7 @@ class Tiering:
                 await nursery.start(self.behind.run)
                 nursery.start_soon(self._scan.run)
                 nursery.start_soon(self._meter.run)
+                nursery.start_soon(tell_troubles, self.tiers)
                 if self._node.has_lost_names:
                     nursery.start_soon(self._rebuild_lost)
                 yield

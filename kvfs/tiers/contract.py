@@ -31,6 +31,7 @@ from kvfs.config import (
     TIER_PIECE_BYTES,
     TIER_QUESTIONS_MAX,
     TIER_STALL_S_MIN,
+    TIER_TROUBLE_ROW,
     TierKind,
     TierLimits,
 )
@@ -59,6 +60,14 @@ class Use(Enum):
     WRITE = "writes"
 
 
+@dataclass(slots=True)
+class _Row:
+    """Calls of one kind that failed since one of them did not."""
+
+    failures: int = 0
+    said: str = ""  # by the last of them
+
+
 class Tier(ABC):
     """A place that holds blobs, which can be read."""
 
@@ -68,7 +77,8 @@ class Tier(ABC):
         self.limits = limits
         self._health = Health()
         self._counters = TierCounters()
-        self._lock = threading.Lock()  # for these two
+        self._rows = {use: _Row() for use in Use}
+        self._lock = threading.Lock()  # for these three
         self._slots = {
             Use.READ: threading.Semaphore(limits.reads_max),
             Use.ASK: threading.Semaphore(TIER_QUESTIONS_MAX),
@@ -125,6 +135,17 @@ class Tier(ABC):
         with self._lock:
             return self._health.state(time.monotonic_ns())
 
+    @property
+    def trouble(self) -> str:
+        """What the last call said that failed, while the tier is not up, or one kind of call does
+        nothing but fail: a bucket that is not there says of every blob that it has it not, and is
+        up by that. Empty while all is well."""
+        with self._lock:
+            is_up = self._health.state(time.monotonic_ns()) is HealthState.UP
+            least = TIER_TROUBLE_ROW if is_up else 1
+            rows = [row for row in self._rows.values() if row.failures >= least]
+            return max(rows, key=lambda row: row.failures).said if rows else ""
+
     def close(self) -> None:  # noqa: B027  (most have nothing to let go)
         """Let go what the tier holds open. Calls under way fail or end; there may be none later."""
 
@@ -152,9 +173,10 @@ class Tier(ABC):
         began_ns = time.monotonic_ns()
         try:
             yield begin_s, end_s
-        except TierStalled:
+        except TierStalled as error:
             self._end(use, failures=1, stalls=1)
             with self._lock:
+                self._note_row(use, error.reason)
                 now_ns = time.monotonic_ns()
                 if now_ns - began_ns >= TIER_STALL_S_MIN * 1e9:
                     self._health.note_stalled(began_ns, now_ns)
@@ -163,10 +185,12 @@ class Tier(ABC):
             raise
         except (TierTrouble, OSError) as error:
             self._end(use, failures=1)
+            said = _shown(error) if isinstance(error, OSError) else error.reason
             with self._lock:
+                self._note_row(use, said)
                 self._health.note_failed(time.monotonic_ns())
             if isinstance(error, OSError):
-                raise TierTrouble(self.name, _shown(error)) from error
+                raise TierTrouble(self.name, said) from error
             raise
         except BaseException:
             self._end(use)
@@ -175,7 +199,13 @@ class Tier(ABC):
             raise
         self._end(use)
         with self._lock:
+            self._rows[use].failures = 0
             self._health.note_landed(time.monotonic_ns())
+
+    def _note_row(self, use: Use, said: str) -> None:
+        row = self._rows[use]
+        row.failures += 1
+        row.said = said
 
     def _patience_s(self, use: Use, deadline_s: float | None) -> float:
         own_s = self.limits.write_deadline_s if use is Use.WRITE else self.limits.read_deadline_s

@@ -17,6 +17,7 @@ from kvfs.digest import digest_of
 from kvfs.meta.contract import Blob
 from kvfs.shell.doctor.finding import Level
 from kvfs.shell.doctor.tiers import check_tiers
+from kvfs.shell.tiers import tier_lines
 from scripts.redis_rig import redis_server
 from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server
 from tests.conftest import StartMount, StartNode
@@ -377,6 +378,28 @@ def test_doctor_says_how_tiers_are(start_node: StartNode, tmp_path: Path) -> Non
     (home / "kvfs.toml").write_text(own + tier("new", tmp_path / "new"))
     new = list(check_tiers(home))[2]
     assert new.level is Level.WARN and "restart the node" in new.advice
+
+
+def test_a_bucket_that_is_not_there_is_seen_by_who_looks(
+    start_node: StartNode, tmp_path: Path, s3: S3Server
+) -> None:
+    home = tmp_path / "store"
+    home.mkdir()
+    (home / "kvfs.toml").write_text(
+        '[[tiers]]\nname = "bucket"\nkind = "object"\nurl = "s3://mistyped/x"\n'
+        f'endpoint = "http://127.0.0.1:{s3.port}"\n'
+    )
+    node = start_node(home, allow="tier bucket keeps failing")
+    with Client(home) as client:
+        store(client, {b"f%d" % number: data_of(number) for number in range(4)})
+        wait_until(lambda: "tier bucket keeps failing" in node.log.read_text())
+        told = tiering_of(client)
+    assert "NoSuchBucket" in told["tiers"][0]["trouble"]  # type: ignore[index]
+    assert any("NoSuchBucket" in line for line in tier_lines(told))
+    (finding,) = check_tiers(home)
+    assert finding.level is Level.WARN and "NoSuchBucket" in finding.found
+    assert "see that the bucket is there" in finding.advice
+    assert node.log.read_text().count("tier bucket keeps failing") == 1
 
 
 def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:

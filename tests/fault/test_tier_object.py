@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import MIB, TierConfig, TierKind, TierLimits
+from kvfs.config import MIB, TIER_TROUBLE_ROW, TierConfig, TierKind, TierLimits
 from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, TierStalled, TierTrouble
 from kvfs.health import HealthState
@@ -245,3 +245,19 @@ def test_the_stores_of_other_providers_open_without_asking_them(
         tier = ObjectTier(TierConfig("x", TierKind.OBJECT, limits, url=url, endpoint=endpoint))
         tier.close()
         assert (tier.counters.questions, tier.counters.failures) == (0, 0)
+
+
+def test_puts_that_only_fail_are_trouble_also_while_questions_are_answered(
+    tier: WritableTier, proxy: FaultyProxy
+) -> None:
+    for _ in range(TIER_TROUBLE_ROW):
+        assert tier.trouble == ""
+        proxy.faults = Faults(status=403)
+        with pytest.raises(TierTrouble):
+            tier.put(DIGEST, memoryview(DATA), len(DATA))
+        proxy.faults = Faults()
+        for _ in range(10):
+            assert tier.has([DIGEST]) == [len(DATA)]
+    assert tier.health is HealthState.UP and "privileges" in tier.trouble
+    tier.put(DIGEST, memoryview(DATA), len(DATA))
+    assert tier.trouble == ""

@@ -178,11 +178,15 @@ def test_every_commented_key_of_the_template_is_known(tmp_path: Path) -> None:
     [other] = [key for key in keys if key.startswith("metadata_file")]
     assert 'metadata_file = "/' in other
     keys.remove(other)  # instead of `metadata`, not beside it
-    (tmp_path / "kvfs.toml").write_text("\n".join(_tables_last(keys)))
+    at, end = keys.index("[[tiers]]"), keys.index("expected = true")
+    tiers, keys = keys[at:end], keys[:at] + keys[end:]
+    (tmp_path / "kvfs.toml").write_text("\n".join([*_tables_last(keys), *tiers]))
     config = configure(None, [tmp_path], None, None)
     assert [d.path for d in config.directories] == [tmp_path, Path("/mnt/nvme1/kvfs")]
     assert config.socket_mode == 0o600
     assert config.cluster is not None and config.cluster.listen == "10.0.0.7:7400"
+    assert [tier.name for tier in config.tiers] == ["scratch", "bucket"]
+    assert [(rule.prefix, rule.copies) for rule in config.tier_rules] == [(b"kv/", 1)]
     assert config.prefetch == PrefetchConfig()  # the template shows what holds without it
 
 

@@ -59,6 +59,7 @@ from kvfs.peers.address import bulk_port, parse_address
         ("prefetch = 1", "prefetch", r"write \[prefetch\]"),
         ("[prefetch]\nexpected = 1", r"prefetch\.expected", "neither true nor false"),
         ('[prefetch]\nfull_at = "9GiB"', r"prefetch\.full_at", "is no share"),
+        ("[prefetch]\nfull_at = 0.9", r"prefetch\.full_at", 'write for example "90%"'),
         ("[prefetch]\nwarm = true", r"prefetch\.warm", "known are children"),
         ("children = true", "children", r"belongs below \[prefetch\]"),
         ("nonsense = 1", "nonsense", "known are"),

@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.client import Client
+from kvfs.config import TierKind
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.home import load_config_of_store
 from kvfs.shell.doctor.finding import Finding, Level
 from kvfs.shell.render import size_text
+
+_AGAIN = "the node tries again by itself, and serves without it"
+_DIRECTORY_ADVICE = (
+    f"see that the file system is mounted, answers, and lets the node write; {_AGAIN}"
+)
+_ADVICE = {kind.value: _DIRECTORY_ADVICE for kind in TierKind} | {
+    TierKind.OBJECT.value: "see that the bucket is there, url, endpoint and region are right, and"
+    f" the node's credentials may list, get, put and delete in it (docs/tiers.md); {_AGAIN}"
+}
 
 
 def check_tiers(store: Path) -> Iterator[Finding]:
@@ -38,9 +48,10 @@ def _finding(name: str, told: dict[str, Any] | None) -> Finding:
     if not told["is_open"]:
         advice = "mend what it says; the node tries again by itself, and serves without it"
         return Finding("tier", Level.FAIL, f"{name} is not open: {told['trouble']}", advice)
-    if told["health"] != "up":
-        advice = "see node.log; the node tries again by itself, and serves without it"
-        return Finding("tier", Level.WARN, f"{name} does not answer ({told['health']})", advice)
+    if told["health"] != "up" or told["trouble"]:
+        state = "keeps failing" if told["health"] == "up" else f"does not answer ({told['health']})"
+        said = f": {told['trouble']}" if told["trouble"] else ""
+        return Finding("tier", Level.WARN, f"{name} {state}{said}", _ADVICE[told["kind"]])
     if told["is_full"]:
         advice = "free some room there, or give the tier max_bytes, above which the node evicts"
         return Finding("tier", Level.WARN, f"{name} is full: nothing is copied there", advice)
