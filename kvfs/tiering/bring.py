@@ -198,6 +198,7 @@ class Bringer:
             deadline_s=_patience_s(wanted.size_bytes),
             on_end=tell_end,
             priority=priority,
+            in_place=False,  # who waits for the file should not wait for a late read's end
         )
         try:
             await ended.wait()
