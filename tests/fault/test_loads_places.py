@@ -131,6 +131,11 @@ def test_a_tier_that_freezes_costs_no_chunk(bench: Places, monkeypatch: pytest.M
         thaw.wait(WAIT_S)
         return read(*arguments)  # type: ignore[arg-type]
 
+    def read_when_frozen(*arguments: object) -> bool:
+        return frozen.wait(WAIT_S) and read_here(*arguments)  # type: ignore[arg-type]
+
+    read_here = HandedTier._read
+    monkeypatch.setattr(HandedTier, "_read", read_when_frozen)
     monkeypatch.setattr(DirectoryTier, "_read_apart", freeze)
     try:
         bench.load_all()
@@ -138,7 +143,6 @@ def test_a_tier_that_freezes_costs_no_chunk(bench: Places, monkeypatch: pytest.M
         assert not thaw.is_set()
     finally:
         thaw.set()
-    assert frozen.is_set()
 
 
 def spoil(path: Path) -> None:
@@ -152,7 +156,7 @@ def spoil(path: Path) -> None:
 def test_wrong_bytes_of_a_tier_are_read_from_the_store_instead(
     bench: Places, allow_warnings: list[str]
 ) -> None:
-    allow_warnings.append("tier scratch had wrong bytes")
+    allow_warnings.append("tier scratch (had|gave) wrong bytes")
     bench.put(*range(CHUNKS), is_here=True)
     bench.open_tier()
     for chunk in range(CHUNKS):
@@ -165,7 +169,7 @@ def test_wrong_bytes_of_a_tier_are_read_from_the_store_instead(
 def test_wrong_bytes_that_only_a_tier_has_never_come_into_a_block(
     bench: Places, allow_warnings: list[str]
 ) -> None:
-    allow_warnings.append("tier scratch had wrong bytes")
+    allow_warnings.append("tier scratch (had|gave) wrong bytes")
     bench.put(0, 1, 2, is_here=False)
     spoil(bench.blob(1))
     before = bench.memory.blocks()
