@@ -185,10 +185,20 @@ class Bringer:
         gives it in time."""
         ended = trio.Event()
         found: list[Landed] = []
+        is_given_up = False
 
-        def tell_end(_: JobEnd) -> None:
+        def end() -> None:
+            ended.set()
+            if is_given_up:
+                give_back()
+
+        def give_back() -> None:
+            for landed in found:
+                landed.give_back()
+
+        def tell_end(_: JobEnd) -> None:  # after the last chunk
             try:
-                self._token.run_sync_soon(ended.set)
+                self._token.run_sync_soon(end)
             except trio.RunFinishedError:
                 log.debug("a read outlived its node")
 
@@ -203,9 +213,10 @@ class Bringer:
         try:
             await ended.wait()
         except BaseException:
+            is_given_up = True
             job.cancel()
-            for landed in found:
-                landed.give_back()
+            if ended.is_set():
+                give_back()
             raise
         return found[0] if found else None
 

@@ -56,6 +56,27 @@ def hanging(tmp_path: Path) -> Iterator[HangingFiles]:
         files.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_who_wants_what_another_tier_has_too_does_not_wait_for_one_that_hangs(
+    start_node: StartNode, hanging: HangingFiles, tmp_path: Path
+) -> None:
+    # With a deadline of its own that is longer than any reader waits.
+    more = "read_deadline_s = 120\n"
+    slow = f'[[tiers]]\nname = "slow"\nkind = "shared"\npath = "{hanging.mountpoint}/t"\n{more}'
+    good = f'[[tiers]]\nname = "good"\nkind = "nvme"\npath = "{tmp_path}/good"\n'
+    node = start_node(config=slow + good, allow="tier slow")
+    with Client(node.store, deadline_s=60) as client:
+        store(client, {b"f%d" % n: data_of(n) for n in range(4)})
+        wait_copied(client)
+        client.evict_copies([b"f%d" % n for n in range(4)])
+        hanging.stop()
+        found = [load(client, b"f%d" % n) for n in range(4)]
+        reads = {one["name"]: one for one in tiering_of(client)["tiers"]}
+        hanging.go_on()
+        assert found == [data_of(n) for n in range(4)]
+        assert reads["slow"]["in_flight"] > 0  # or it was never asked
+
+
 def answers_within(client: Client, seconds: float) -> None:
     """The node's thread is held by nothing."""
     began_s = time.monotonic()
