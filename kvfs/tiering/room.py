@@ -3,7 +3,7 @@ a local one that is full makes room as well. What leaves is the coldest of a par
 there, the next part each time: no order of all is kept (`policy.plan_removal`).
 
 What leaves is first taken from the books, so that no local copy is given up for the sake of one
-that goes.
+that goes. A last copy goes to another tier with room before that, where there is one.
 """
 
 import logging
@@ -12,16 +12,19 @@ from collections.abc import Callable, Container, Sequence
 import trio
 
 from kvfs.config import (
+    DEMOTE_S,
     TIER_EVICTION_SHARE,
     TIER_EVICTION_WINDOW,
     TIER_FULL_S,
 )
-from kvfs.errors import Unavailable
+from kvfs.errors import Corrupt, KvfsError, Unavailable
+from kvfs.file_io import allocate
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import Holding, TierLoad
 from kvfs.tiering.holdings import Holdings
 from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
 from kvfs.tiering.policy import Resident, plan_removal
+from kvfs.tiers.contract import WritableTier
 
 log = logging.getLogger(__name__)
 _REMOVED_AT_ONCE = 4
@@ -47,6 +50,7 @@ class Room:
         self._locks: dict[int, trio.Lock] = {}
         self._limiter = trio.CapacityLimiter(_REMOVED_AT_ONCE)
         self.evicted_blobs = 0
+        self.moved_blobs = 0  # last copies, to another tier
         self.evicted_bytes = 0
 
     async def make(self, one: ConfiguredTier, size_bytes: int) -> bool:
@@ -116,11 +120,44 @@ class Room:
         ]
 
     async def _take_away(self, one: ConfiguredTier, chosen: Sequence[Resident]) -> None:
+        with trio.move_on_after(DEMOTE_S):
+            async with trio.open_nursery() as nursery:
+                for resident in chosen:
+                    if resident.is_last and resident.used_ns is not None:
+                        nursery.start_soon(self._move, one, resident)
         for resident in chosen:
             self._holdings.note_lost(resident.digest, one.number)
         async with trio.open_nursery() as nursery:
             for resident in chosen:
                 nursery.start_soon(self._take_one_away, one, resident)
+
+    async def _move(self, one: ConfiguredTier, resident: Resident) -> None:
+        """Have a last copy in the first other tier that takes it, without anything leaving that."""
+        digest, size_bytes = resident.digest, resident.size_bytes
+        for number in self._holdings.numbers:
+            other = self._holdings.tier(number)
+            if other is one or not other.is_usable or other.full_until_s > trio.current_time():
+                continue
+            limit_bytes = other.config.max_bytes
+            if limit_bytes is not None and self._load(other) + size_bytes > limit_bytes:
+                continue
+            source, target = one.tier, other.tier
+            if source is None or target is None:
+                continue
+            try:
+                is_moved = await trio.to_thread.run_sync(
+                    _copy_blob, source, target, digest, size_bytes,
+                    limiter=self._limiter, abandon_on_cancel=True,
+                )  # fmt: skip
+            except Corrupt:
+                return  # its reader would find the same
+            except KvfsError as error:
+                log.info("blob %s is not moved to %s: %s", digest.hex(), other.name, error)
+                continue
+            if is_moved:
+                self._holdings.note_held(digest, size_bytes, number)
+                self.moved_blobs += 1
+            return
 
     async def _take_one_away(self, one: ConfiguredTier, resident: Resident) -> None:
         tier = one.tier
@@ -136,3 +173,12 @@ class Room:
         self.evicted_blobs += 1
         self.evicted_bytes += resident.size_bytes
         self._gone(resident.digest)
+
+
+def _copy_blob(source: WritableTier, target: WritableTier, digest: bytes, size_bytes: int) -> bool:
+    """In a worker thread: one blob from tier to tier; False when the first has it not."""
+    data = allocate(size_bytes)[:size_bytes]
+    if size_bytes and not source.read_into(digest, 0, data, DEMOTE_S):
+        return False
+    target.put(digest, data, size_bytes, DEMOTE_S)
+    return True

@@ -246,5 +246,9 @@ class Tiering:
                 "brought_bytes": bringer.brought_bytes,
                 "failed_files": bringer.failed_files,
             },
-            "evicted": {"blobs": room.evicted_blobs, "bytes": room.evicted_bytes},
+            "evicted": {
+                "blobs": room.evicted_blobs,
+                "bytes": room.evicted_bytes,
+                "moved_blobs": room.moved_blobs,
+            },
         }

@@ -199,6 +199,21 @@ def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
             assert load(client, b"f%d" % n) in (data_of(n), None)  # None: it went meanwhile
 
 
+def test_what_leaves_a_small_tier_last_goes_to_one_with_room(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    small = tier("small", tmp_path / "small", "nvme", 'max_bytes = "6MiB"\n')
+    node = start_node(config=STORE + small + tier("large", tmp_path / "large", "nvme"))
+    with Client(node.store) as client:
+        for n in range(80):  # faster than they are copied
+            store(client, {b"f%d" % n: data_of(n)})
+        assert all(client.stat(b"f%d" % n) is not None for n in range(80))
+        assert len(files_in(tmp_path / "small")) <= 12
+        for n in range(80):
+            assert load(client, b"f%d" % n) == data_of(n)
+        assert all(client.stat(b"f%d" % n) is not None for n in range(80))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
