@@ -272,7 +272,7 @@ class Client:
         return sum(self._call("evict", b)[0] for b in _path_batches(paths))
 
     def evict_copies(self, paths: Sequence[bytes]) -> tuple[int, int]:
-        """As `evict`; and how many of these stay, since other nodes have them."""
+        """As `evict`; and how many of these stay, since tiers or other nodes have them."""
         answers = [self._call("evict_copies", b)[0] for b in _path_batches(paths)]
         return sum(answer[0] for answer in answers), sum(answer[1] for answer in answers)
 

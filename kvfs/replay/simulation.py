@@ -16,6 +16,7 @@ from kvfs.schedule import (
     ChunkChecked,
     ChunkDone,
     ChunkLost,
+    Event,
     JobAdded,
     JobEnded,
     KeepRead,
@@ -100,8 +101,8 @@ class Reader:
             self.waiting.popleft()
             self.obey(actions)
 
-    def tell(self, event: object) -> None:
-        self.obey(self.schedule.handle(event, self.world.now_ns))  # type: ignore[arg-type]
+    def tell(self, event: Event) -> None:
+        self.obey(self.schedule.handle(event, self.world.now_ns))
 
     def obey(self, actions: list[Action]) -> None:
         world = self.world

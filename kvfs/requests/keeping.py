@@ -38,7 +38,7 @@ async def _evict(session: Session, arguments: list[Any], descriptors: list[int])
 
 
 async def _evict_copies(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    """How many were evicted, and how many of these other nodes have, so that their names stay."""
+    """How many were evicted, and how many of these tiers or other nodes have: their names stay."""
     evicted = named = 0
     async for part in in_turns(checked_paths(arguments[0]), _EVICTED_AT_ONCE):
         inos = {
