@@ -301,7 +301,7 @@ SCHEDULE_WINDOW_S = 0.05
 # `kvfs replay`.
 REPLAY_REQUESTS_MAX = 1_000_000
 REPLAY_REQUEST_BLOCKS_MAX = 65_536  # of one request: 32 million tokens
-REPLAY_LINE_BYTES_MAX = 2 * MIB
+REPLAY_LINE_BYTES_MAX = 2 * MIB  # more of a line is not read
 REPLAY_BLOCK_BYTES = 64 * MIB  # 512 tokens of 128 KiB
 REPLAY_STAGING_BYTES = 512 * MIB  # that blocks are read into
 REPLAY_SLOTS_MIN = 8  # blocks that are read into it at the same time, however large

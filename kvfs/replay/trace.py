@@ -9,6 +9,7 @@ block. Other fields may be there, and empty lines.
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from kvfs.config import REPLAY_LINE_BYTES_MAX, REPLAY_REQUEST_BLOCKS_MAX, REPLAY_REQUESTS_MAX
 from kvfs.errors import InvalidInput
@@ -28,13 +29,19 @@ class Request:
     output_tokens: int
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; of one that is longer than a trace may have, as of a device that never
+    ends, no more than shows that, which `read_trace` refuses."""
+    return iter(lambda: file.readline(REPLAY_LINE_BYTES_MAX + 1), b"")
+
+
 def read_trace(name: str, lines: Iterable[bytes], limit: int | None = None) -> Iterator[Request]:
     """The first `limit` requests. Raises `InvalidInput` that names the line which is none."""
     first_ms: float | None = None
     last_ms = 0.0
     count = 0
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if len(line) <= REPLAY_LINE_BYTES_MAX and not line.strip():
             continue
         if count == limit:
             return
@@ -59,9 +66,18 @@ def read_trace(name: str, lines: Iterable[bytes], limit: int | None = None) -> I
 def _parse(line: bytes) -> tuple[float, tuple[tuple[int, ...], int, int]]:
     """When, and blocks and tokens. ValueError says what is wrong."""
     if len(line) > REPLAY_LINE_BYTES_MAX:
-        raise ValueError(f"is longer than {REPLAY_LINE_BYTES_MAX:,} bytes")
+        raise ValueError(
+            f"is longer than {REPLAY_LINE_BYTES_MAX:,} bytes; name a file with one request a line"
+        )
     try:
-        fields = json.loads(line)
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"is no UTF-8 (byte 0x{line[error.start]:02x} at {error.start}); write the trace as"
+            " UTF-8, one JSON object a line"
+        ) from None
+    try:
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -16,7 +16,7 @@ from kvfs.replay import real
 from kvfs.replay.plan import Planned, plan
 from kvfs.replay.report import Loads, Report, load_times, report_of
 from kvfs.replay.simulated import TierSpeed, parse_speeds, simulate
-from kvfs.replay.trace import read_trace
+from kvfs.replay.trace import lines_of, read_trace
 from kvfs.shell.progress import ShowProgress
 from kvfs.shell.render import duration_text, facts, size_text, table, write_json
 from kvfs.tiers.contract import WritableTier
@@ -43,6 +43,8 @@ def replay(wishes: Wishes, out: IO[str], show_progress: ShowProgress, *, is_json
     block_bytes = parse_size(wishes.block_bytes, "--block-bytes")
     if block_bytes < PAGE_BYTES:
         raise InvalidInput("--block-bytes", f"{block_bytes} is less than {PAGE_BYTES}")
+    if wishes.limit == 0:
+        raise InvalidInput("--limit", "0 requests say nothing; write 1 or more, or leave it out")
     if wishes.simulated:
         report = _simulated(wishes, block_bytes, show_progress)
     else:
@@ -120,14 +122,17 @@ def _configured(file: Path | None) -> Sequence[TierConfig]:
 
 
 def _plan(wishes: Wishes, names: Sequence[str], block_bytes: int) -> list[Planned]:
-    capacities = _parse_capacities(wishes.capacities, names)
-    with open(wishes.trace, "rb") as lines:
-        requests = read_trace(escape(os.fsencode(wishes.trace)), lines, wishes.limit)
+    capacities = _parse_capacities(wishes.capacities, names, block_bytes)
+    with open(wishes.trace, "rb") as file:
+        name = escape(os.fsencode(wishes.trace))
+        requests = read_trace(name, lines_of(file), wishes.limit)
         blocks = [None if size is None else size // block_bytes for size in capacities]
         return list(plan(requests, blocks))
 
 
-def _parse_capacities(words: Sequence[str], names: Sequence[str]) -> list[int | None]:
+def _parse_capacities(
+    words: Sequence[str], names: Sequence[str], block_bytes: int
+) -> list[int | None]:
     """Bytes of each tier; None: without limit."""
     found: dict[str, int] = {}
     for word in words:
@@ -137,6 +142,12 @@ def _parse_capacities(words: Sequence[str], names: Sequence[str]) -> list[int | 
         if name in found:
             raise InvalidInput("--capacity", f"{name} is there twice; say it once")
         found[name] = parse_size(size, f"--capacity {name}")
+        if found[name] < block_bytes:
+            raise InvalidInput(
+                f"--capacity {name}",
+                f"{size} holds not one block of {size_text(block_bytes)}; write for example"
+                f" {name}:64GiB, or leave this out: then it has no limit",
+            )
     return [found.get(name) for name in names]
 
 

@@ -110,6 +110,8 @@ def test_blocks_that_are_wrong_everywhere_are_lost_and_the_exit_code_says_so(
         (("--simulate", "a:1", "--prepare"), "has no real tiers"),
         (("--simulate", "a:1", "--capacity", "b:1GiB"), "'b' is no tier; there are a"),
         (("--simulate", "a:1", "--capacity", "a:much"), "is no size"),
+        (("--simulate", "a:1", "--capacity", "a:0"), "holds not one block of 64 MiB; write for"),
+        (("--simulate", "a:1", "--limit", "0"), "write 1 or more, or leave it out"),
         (("--simulate", "a:1", "--block-bytes", "1"), "is less than 4096"),
     ],
 )

@@ -1,5 +1,6 @@
 """A trace is read line by line or refused by its line; what of it is cached; what a replay says."""
 
+import io
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from kvfs.errors import InvalidInput
 from kvfs.replay.plan import BlockCache, plan
 from kvfs.replay.report import Loads, load_times, report_of
 from kvfs.replay.simulated import TierSpeed, parse_speeds, simulate
-from kvfs.replay.trace import Request, read_trace
+from kvfs.replay.trace import Request, lines_of, read_trace
 
 MIB = 1024 * 1024
 
@@ -44,7 +45,8 @@ def test_a_limit_reads_no_further() -> None:
     [
         (b"{", "is no JSON"),
         (b"[1]", "is no JSON object"),
-        (b"\xff", "is no JSON"),
+        (b"\xff", "is no UTF-8 (byte 0xff at 0); write the trace as UTF-8"),
+        (line(1, 2).replace(b"hash", b"h\xc3("), "is no UTF-8 (byte 0xc3 at "),
         (b"[" * 100_000, "is no JSON"),
         (line(1, 2).replace(b"timestamp", b"time"), "has no timestamp"),
         (line(-1, 2), "timestamp -1 is no time"),
@@ -57,12 +59,22 @@ def test_a_limit_reads_no_further() -> None:
         (line(1, *range(70_000)), "hash_ids are 70,000; 65,536 are allowed"),
         (line(0.5, 2), "timestamp 0.5 is before the 1 of the line above"),
         (b" " * 3 * MIB + b"1", "is longer than"),
+        (b" " * 3 * MIB, "is longer than"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(wrong: bytes, said: str) -> None:
     with pytest.raises(InvalidInput, match=r"^t, line 3: ") as refused:
         list(read_trace("t", [line(0, 1), line(1, 1), wrong]))
     assert said in refused.value.reason
+
+
+def test_of_a_line_that_never_ends_no_more_is_read_than_shows_it() -> None:
+    said = r"^t, line 1: is longer than 2,097,152 bytes"
+    with open("/dev/zero", "rb") as zeros, pytest.raises(InvalidInput, match=said):
+        list(read_trace("t", lines_of(zeros)))
+    lines = [line(1500, 1, 2) + b"\n", b"\n", b"\xef\xbb\xbf" + line(4000.5)]  # with a BOM
+    found = list(read_trace("t", lines_of(io.BytesIO(b"".join(lines)))))
+    assert [request.at_s for request in found] == [0.0, 2.5005]
 
 
 def test_a_trace_without_requests_is_refused() -> None:
