@@ -345,11 +345,19 @@ def _find_foreign(path: Path) -> str | None:
 
 
 def _check_mark(mark: Path) -> None:
+    text = mark.read_text(encoding="utf-8", errors="replace")
     try:
-        table = json.loads(mark.read_text(encoding="utf-8"))
+        table = json.loads(text)
     except (ValueError, RecursionError):
         table = None
-    version = table.get("version") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or "version" not in table:
+        wrong = "has no version" if isinstance(table, dict) else "is no JSON object"
+        raise InvalidInput(
+            str(mark),
+            f"{wrong if text.strip() else 'is empty'}; if this is your tier, write"
+            f' {{"version": {TIER_VERSION}}} into it',
+        )
+    version = table["version"]
     if version != TIER_VERSION:
         raise InvalidInput(
             str(mark), f"is of version {version!r:.40}; this kvfs reads {TIER_VERSION}"

@@ -241,6 +241,29 @@ def test_what_is_no_tiers_directory_is_refused_and_left_alone(tmp_path: Path) ->
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b'{"version": ', "is no JSON object"),
+        (b"\xff\xfe", "is no JSON object"),
+        (b"[1]", "is no JSON object"),
+        (b"{}", "has no version"),
+    ],
+)
+def test_a_broken_mark_says_what_to_write_and_that_helps(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    open_directory(tmp_path / "tier", TierKind.NVME).close()
+    mark = tmp_path / "tier" / TIER_MARK
+    mark.write_bytes(content)
+    with pytest.raises(InvalidInput, match=f"{TIER_MARK}: {said}") as refused:
+        open_directory(tmp_path / "tier", TierKind.NVME)
+    assert mark.read_bytes() == content
+    mark.write_text(refused.value.reason.partition("write ")[2].removesuffix(" into it"))
+    open_directory(tmp_path / "tier", TierKind.NVME).close()
+
+
 def test_a_tier_becomes_no_store(tmp_path: Path) -> None:
     root = tmp_path / "tier"
     put(open_directory(root, TierKind.NVME))
