@@ -62,6 +62,10 @@ class Rechecks:
         except KvfsError as error:
             log.warning("kvfs: tier %s gave wrong bytes for %s: %s", tier.name, digest.hex(), error)
             return
+        except Exception:
+            # The edge of this thread: a tier that does not keep its contract is asked on.
+            log.exception("kvfs: tier %s looks at its blobs in an unforeseen way", tier.name)
+            return
         if is_right:
             log.warning(
                 "kvfs: tier %s gave wrong bytes for %s, but has the right ones: its disk, memory or"

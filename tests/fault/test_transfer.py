@@ -11,6 +11,7 @@ from kvfs.errors import InvalidInput, Unavailable
 from kvfs.schedule.words import Outcome
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Landed
+from kvfs.transfer.rechecks import Rechecks
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import Ending, JobEnd, Pool, WantedChunk
 from scripts.tier_rig import RigTier
@@ -183,6 +184,21 @@ def test_wrong_bytes_are_read_elsewhere_and_looked_at(
     again = transfer.start(wanted(blobs, (0, 1)), taker.take, deadline_s=DEADLINE_S)
     assert again.wait(DEADLINE_S) == JobEnd(Ending.DONE, (), {})
     assert [taker.digests[n] for n in range(10)] == list(blobs)
+
+
+def test_a_recheck_that_meets_a_bug_keeps_no_later_one(allow_warnings: list[str]) -> None:
+    class BrokenTier(StoredTier):
+        def _recheck(self, digest: bytes, end_s: float) -> bool:
+            super()._recheck(digest, end_s)
+            raise RuntimeError("a bug")
+
+    allow_warnings.append("tier odd .* in an unforeseen way")
+    odd = BrokenTier("odd", {})
+    rechecks = Rechecks(lambda number, digest: None)
+    for count in (1, 2):
+        rechecks.add(0, odd, bytes([count]) * 16)
+        wait_until(lambda count=count: len(odd.rechecked) == count, DEADLINE_S)
+    assert rechecks.close(DEADLINE_S)
 
 
 def test_a_chunk_that_no_tier_has_is_lost_at_once(opened: Callable[..., Transfer]) -> None:
