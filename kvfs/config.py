@@ -331,6 +331,7 @@ PREFETCH_STEP = 16  # of what is asked for, between turns of everyone else
 PREFETCH_LOOK_S = 0.05  # between two looks whether sources are busy, while anything is wanted
 PREFETCH_SETTLE_S = 0.1  # after a read, before a guess comes: its reader may ask for it itself
 PREFETCH_READER_BYTES_S = 512 * MIB  # how fast who reads elsewhere is taken to do so
+PREFETCH_ELSEWHERE_S_MAX = 5.0  # and for how long at most it is, after the last that began
 PREFETCH_SWEEP_S = 5.0  # between two looks whether what was brought is still here
 PREFETCH_FETCH_S = 30.0  # how long a blob of usual size may take, and longer for a large one
 PREFETCH_READ_AFTER_S = 10.0  # a file that is read later than that has not followed the last one

@@ -6,6 +6,7 @@ engine; only logs, counters and the mount's errno tell them apart.
 
 import errno
 import os
+from typing import TypeVar
 
 
 class KvfsError(Exception):
@@ -92,9 +93,12 @@ class OwnedElsewhere(Unavailable):
         super().__init__(f"{path}: {self.words}")
 
 
-def first_of(group: BaseExceptionGroup[KvfsError]) -> KvfsError:
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def first_of(group: BaseExceptionGroup[_Error]) -> _Error:
     """An error of a group, as trio raises them; it has at least one."""
-    error: KvfsError | BaseExceptionGroup[KvfsError] = group
+    error: _Error | BaseExceptionGroup[_Error] = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

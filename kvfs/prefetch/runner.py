@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 import trio
 
 from kvfs.config import (
+    PREFETCH_ELSEWHERE_S_MAX,
     PREFETCH_FETCH_S,
     PREFETCH_LOOK_S,
     PREFETCH_ORDERS_MAX,
@@ -23,7 +24,7 @@ from kvfs.config import (
     TIER_SLOW_BYTES_S,
     PrefetchConfig,
 )
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, first_of
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.prefetch.known import ANYBODY, PEERS, TIERS, Known
@@ -106,12 +107,14 @@ class Prefetcher:
 
     def note_elsewhere(self, size_bytes: int, tiers: int, *, is_at_peers: bool) -> None:
         """A client reads so many bytes by itself, from the tiers of this mask or other nodes: they
-        are busy for as long as that may take, which it does not say."""
+        are busy for as long as that may take, which it does not say; engines are many, and faster
+        than is assumed, so not for long after the last of them."""
         now_s = trio.current_time()
         if now_s >= self._elsewhere_until_s:
             self._elsewhere, self._elsewhere_until_s = 0, now_s
         self._elsewhere |= tiers | (PEERS if is_at_peers else 0)
-        self._elsewhere_until_s += size_bytes / PREFETCH_READER_BYTES_S
+        until_s = self._elsewhere_until_s + size_bytes / PREFETCH_READER_BYTES_S
+        self._elsewhere_until_s = min(until_s, now_s + PREFETCH_ELSEWHERE_S_MAX)
 
     async def warm(self, inodes: Sequence[Inode], patience_s: float) -> set[bytes]:
         """Bring these files here, for so long; the digests of those that are still on their way,
@@ -204,8 +207,10 @@ class Prefetcher:
         try:
             with scope:
                 await self._bring(action)
-        except (KvfsError, OSError) as error:
-            log.info("%s is not brought here: %s", digest.hex(), error)
+        except* (KvfsError, OSError) as group:
+            log.info("%s is not brought here: %s", digest.hex(), first_of(group))
+        except* Exception:  # what is brought ahead must not end the node
+            log.exception("bringing %s here met a bug", digest.hex())
         finally:
             del self._scopes[digest]
         self._tell(Ended(digest, self._known.is_here(digest)))

@@ -9,7 +9,13 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from kvfs.config import MIB, PREFETCH_READER_BYTES_S, PREFETCH_SWEEP_S, PrefetchConfig
+from kvfs.config import (
+    MIB,
+    PREFETCH_ELSEWHERE_S_MAX,
+    PREFETCH_READER_BYTES_S,
+    PREFETCH_SWEEP_S,
+    PrefetchConfig,
+)
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Inode
 from kvfs.node import Node
@@ -87,6 +93,7 @@ class FakeNeighbours:
     others: int = 0  # fetches that are not the prefetch's
     mine: int = 0
     gate: trio.Event | None = None
+    failing: list[Exception] = field(default_factory=list)  # what the next calls raise
 
     @property
     def fetching(self) -> int:
@@ -99,6 +106,8 @@ class FakeNeighbours:
     async def bring(self, inodes: Iterable[Inode]) -> None:
         self.mine += 1
         try:
+            if self.failing:
+                raise self.failing.pop()
             if self.gate is not None:
                 await self.gate.wait()
             for inode in inodes:
@@ -218,6 +227,36 @@ async def test_where_an_engine_reads_by_itself_is_left_to_it_for_as_long_as_that
     assert world.peers.brought == []
     await trio.sleep(4)
     assert world.peers.brought == [2]
+
+
+async def test_what_fast_engines_read_is_not_believed_to_take_for_ever(
+    world: World, autojump_clock: MockClock
+) -> None:
+    for _ in range(100):
+        world.prefetch.note_elsewhere(4 * PREFETCH_READER_BYTES_S, 0, is_at_peers=True)
+    world.prefetch.expect([world.node.meta.add(2)])
+    await trio.sleep(PREFETCH_ELSEWHERE_S_MAX - 1)
+    assert world.peers.brought == []
+    await trio.sleep(2)
+    assert world.peers.brought == [2]
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("error", [Unavailable("away"), OSError(5, "disk"), RuntimeError("bug")])
+async def test_what_fails_is_tried_again_and_the_prefetch_goes_on(
+    error: Exception,
+    is_group: bool,
+    world: World,
+    autojump_clock: MockClock,
+    allow_warnings: list[str],
+) -> None:
+    if isinstance(error, RuntimeError):
+        allow_warnings.append("ERROR .*met a bug")
+    world.peers.failing.append(ExceptionGroup("", [error]) if is_group else error)
+    world.prefetch.expect([world.node.meta.add(1)])
+    await world.settle()
+    assert world.peers.brought == [1]
+    assert world.tally("expected")["failed"] == 1
 
 
 async def test_nothing_is_guessed_into_a_store_that_is_nearly_full(
