@@ -488,8 +488,7 @@ class Node:
         plan = self._plan(index, short_bytes, until_ns)
         inodes = [inode for ino in plan.evict if (inode := self.meta.inode(ino)) is not None]
         digests = [inode.digest for inode in inodes]
-        elsewhere = self._elsewhere(digests)
-        await self.tiering.demote([digest for digest in digests if digest not in elsewhere])
+        await self.tiering.demote(digests, self._elsewhere(digests))
 
     def _plan(self, index: int, short_bytes: int, until_ns: int) -> evict.Decision:
         self.uses.write()

@@ -7,7 +7,9 @@ that goes. A last copy goes to another tier with room before that, where there i
 """
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 
@@ -48,10 +50,21 @@ class Room:
         self._gone = gone
         self._after: dict[int, bytes] = {}  # of each tier: where the next window begins
         self._locks: dict[int, trio.Lock] = {}
+        self._leaving: Counter[bytes] = Counter()  # digests whose copies here are about to go
         self._limiter = trio.CapacityLimiter(_REMOVED_AT_ONCE)
         self.evicted_blobs = 0
         self.moved_blobs = 0  # last copies, to another tier
         self.evicted_bytes = 0
+
+    @contextmanager
+    def leaving(self, digests: Sequence[bytes]) -> Iterator[None]:
+        """For the length of a `with` block the copies here of these do not count: what a tier has
+        got of them would else make room for the next of them."""
+        self._leaving.update(digests)
+        try:
+            yield
+        finally:
+            self._leaving -= Counter(digests)
 
     async def make(self, one: ConfiguredTier, size_bytes: int) -> bool:
         """Whether a tier may hold so many bytes more, after what is cold there has gone."""
@@ -111,7 +124,7 @@ class Room:
                 holding.digest,
                 holding.size_bytes,
                 None if use is None else use.used_ns,
-                is_last=blob is None
+                is_last=(blob is None or holding.digest in self._leaving)
                 and not holding.mask & others
                 and holding.digest not in elsewhere,
                 is_pinned=use is not None and use.is_pinned,
@@ -125,11 +138,28 @@ class Room:
                 for resident in chosen:
                     if resident.is_last and resident.used_ns is not None:
                         nursery.start_soon(self._move, one, resident)
-        for resident in chosen:
+        going = self._still_going(one, chosen)
+        for resident in going:
             self._holdings.note_lost(resident.digest, one.number)
         async with trio.open_nursery() as nursery:
-            for resident in chosen:
+            for resident in going:
                 nursery.start_soon(self._take_one_away, one, resident)
+
+    def _still_going(self, one: ConfiguredTier, chosen: Sequence[Resident]) -> list[Resident]:
+        """Those that may leave now. While others were moved, the only other copy may have gone for
+        the sake of this one."""
+        known = {resident.digest: resident.is_last for resident in chosen}
+        masks = self._holdings.masks(list(known))
+        window = [
+            Holding(resident.digest, resident.size_bytes, mask)
+            for resident, mask in zip(chosen, masks, strict=True)
+            if mask >> one.number & 1
+        ]
+        return [
+            resident
+            for resident in self._residents(one.number, window)
+            if not resident.is_last or (known[resident.digest] and not resident.is_pinned)
+        ]
 
     async def _move(self, one: ConfiguredTier, resident: Resident) -> None:
         """Have a last copy in the first other tier that takes it, without anything leaving that."""

@@ -187,13 +187,13 @@ class Tiering:
         """What was published is to be copied. Never raises."""
         self.behind.settle()
 
-    async def demote(self, digests: Sequence[bytes]) -> None:
-        """Have a copy of each of these in some tier, where rules let it and one has room: they are
-        about to leave this node, which has the last ones."""
-        held = self.held(digests)
-        last = [digest for digest in digests if digest not in held]
+    async def demote(self, digests: Sequence[bytes], elsewhere: Container[bytes]) -> None:
+        """These are about to leave this node: have a copy of each that is nowhere else in some
+        tier, where rules let it and one has room."""
+        last = [digest for digest in digests if digest not in elsewhere]
         if last:
-            await self.behind.demote(last)
+            with self.room.leaving(digests):
+                await self.behind.demote(last)
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those that tiers have, and say which; their names stay."""

@@ -202,7 +202,7 @@ def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
 def test_what_leaves_a_small_tier_last_goes_to_one_with_room(
     start_node: StartNode, tmp_path: Path
 ) -> None:
-    small = tier("small", tmp_path / "small", "nvme", 'max_bytes = "6MiB"\n')
+    small = tier("small", tmp_path / "small", "nvme", 'max_bytes = "2MiB"\n')
     node = start_node(config=STORE + small + tier("large", tmp_path / "large", "nvme"))
     with Client(node.store) as client:
         for n in range(80):  # faster than they are copied
