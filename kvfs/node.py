@@ -223,7 +223,8 @@ class Node:
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, where a tier or another node has them. Tiers are
-        asked first; what nobody is known to have is looked for in those that others fill."""
+        asked first. In a cluster, what nobody is known to have is looked for in tiers that others
+        fill; a node alone knows what its tiers have."""
         if self.tiering is None and self.neighbours is None:
             return
         inodes = list(inodes)
@@ -237,8 +238,13 @@ class Node:
             await self.tiering.bring(inodes)
         if self.neighbours is not None:
             await self.neighbours.bring(inodes)
-            if self.tiering is not None:
-                await self.tiering.search(inodes)
+            await self._search(inodes)
+
+    async def _search(self, inodes: Sequence[Inode]) -> None:
+        """In a cluster: ask tiers that others fill for what nobody is known to have."""
+        missing = [one for one in inodes if self.contents.directory_of(one.digest) is None]
+        if missing and self.tiering is not None:
+            await self.tiering.search(missing)
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """Where a client gets what is not here, by digest; for one ticket each, which is used up by
@@ -290,6 +296,7 @@ class Node:
             if arriving is not None:
                 self.touch([ino], reader)
                 return arriving
+            await self._search([inode])
         return await self._open_brought(inode, reader)
 
     async def _open_checked(self, inode: Inode, reader: int | None) -> int:

@@ -330,6 +330,25 @@ def test_nodes_of_a_cluster_share_what_only_a_tier_has(
             assert node.stop() == 0
 
 
+def test_a_mount_in_a_cluster_reads_what_only_a_tier_has(
+    start_node: StartNode, start_mount: StartMount, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        config = STORE + tier("scratch", tmp_path / "tier")
+        config += f'[cluster]\nmetadata = "{server.url}"\n'
+        other = start_mount(tmp_path / "b", config=config)  # has looked through an empty tier
+        node = start_node(tmp_path / "a", config=config)
+        with Client(node.store) as client:
+            store(client, {b"f": data_of(1)})
+            wait_copied(client)
+            assert client.evict_copies([b"f"]) == (1, 1)
+        file = other.mountpoint / "f"
+        wait_until(file.exists)
+        assert file.read_bytes() == data_of(1)
+        assert node.stop() == 0
+        assert other.stop() == 0
+
+
 def test_a_store_that_joins_a_cluster_brings_in_what_only_its_tiers_have(
     start_node: StartNode, tmp_path: Path
 ) -> None:
