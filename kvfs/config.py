@@ -105,6 +105,7 @@ CLUSTER_CLAIMS_MAX = 16  # ranges of inode numbers that a node asks for
 CLUSTER_NUMBERS_SKIPPED = 65_536  # of 2^32 in a range, at each start after the first
 CLUSTER_FEED_ENTRIES = 65_536  # a node that was away for longer forgets all that it knew
 CLUSTER_NEWS_ENTRIES = 512  # heard in one go
+META_ANSWER_BYTES_MAX = 64 * MIB  # of one answer of the metadata server about news
 CLUSTER_CATCH_UP_ENTRIES = 8192  # 0.4 s of the node's thread; who is behind by more forgets all
 
 # Copies of one file on several nodes.

@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 import redis
 
+from kvfs.config import META_ANSWER_BYTES_MAX
+
 _RECEIVE_BYTES = 64 * 1024
 _Found_co = TypeVar("_Found_co", covariant=True)
 _Found = TypeVar("_Found")
@@ -66,6 +68,8 @@ def _receive(connection: "redis.Connection", question: Question[_Found], end_s: 
         if not data:
             raise redis.ConnectionError("Connection closed by server.")
         answer += data
+        if len(answer) > META_ANSWER_BYTES_MAX:
+            raise Unexpected
         found = question.read(answer)
         if found is not None:
             return found

@@ -17,6 +17,7 @@ FEED_END = 2**63  # behind every entry of the feed: who begins there wants its n
 _COUNTERS = (b"epoch", b"inodes", b"seq", b"mark")
 _COUNTER_DIGITS = 15  # as the scripts take it, whose numbers are exact as far as that
 _STRING, _ARRAY = b"$*"
+_DEPTH_MAX = 3  # arrays in arrays: entries, one of them, its fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +111,17 @@ def _read_size(answer: bytearray, at: int, kind: int) -> tuple[int, int]:
         raise Unexpected from error
 
 
-def _read(answer: bytearray, at: int) -> tuple[Any, int]:
+def _read(answer: bytearray, at: int, depth: int = _DEPTH_MAX) -> tuple[Any, int]:
     """A string, or an array of such; and where the next one begins. Raises as `_read_size`."""
     if at < len(answer) and answer[at] == _ARRAY:
+        if depth == 0:
+            raise Unexpected
         size, at = _read_size(answer, at, _ARRAY)
         if size < 0:
             return None, at
         items = []
         for _ in range(size):
-            item, at = _read(answer, at)
+            item, at = _read(answer, at, depth - 1)
             items.append(item)
         return items, at
     size, at = _read_size(answer, at, _STRING)

@@ -86,8 +86,9 @@ class FileReader:
         deadline_s: float = READER_DEADLINE_S,
     ) -> list[int | None]:
         """Put each file into the start of its buffer; how many bytes it has. Nobody writes to a
-        buffer after this returned; one whose file is None may hold anything. Raises `InvalidInput`
-        for a buffer that is too small."""
+        buffer after this returned; one whose file is None may hold anything. It may end
+        later than its deadline by as long as a copy that has begun takes. Raises `InvalidInput` for
+        a buffer that is too small."""
         if len(buffers) != len(paths):
             raise InvalidInput("buffers", f"are {len(buffers)}, for {len(paths)} paths")
         targets = [np.frombuffer(_checked(buffer), np.uint8) for buffer in buffers]

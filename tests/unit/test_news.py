@@ -106,3 +106,8 @@ def test_lost_counters_are_not_read_past() -> None:
     assert read_news(NewsAnswer([EPOCH, b"3", b"8", NEXT], None), 7, EPOCH) is None
     of_another = answer().replace(EPOCH, b"f" * 32)
     assert read(of_another) == News(b"f" * 32, 3, Point(8, NEXT), b"", ())
+
+
+def test_arrays_without_an_end_are_not_followed() -> None:
+    with pytest.raises(Unexpected):
+        question().read(bytearray(b"*4\r\n" + string(EPOCH) * 4 + b"*1\r\n" * 100_000))
