@@ -250,6 +250,14 @@ class Client:
             for value in self._call("blobs", batch)[0]
         ]
 
+    def is_here(self, digests: Sequence[bytes]) -> list[bool]:
+        """Whether this node can open each blob: not what lies on a directory that is missing."""
+        return [
+            bool(value)
+            for batch in _batches(digests, BATCH_ITEMS_MAX)
+            for value in self._call("is_here", batch)[0]
+        ]
+
     def paths_of(self, digest: bytes) -> Sequence[bytes]:
         """Every path whose file has this digest."""
         paths: list[bytes] = []

@@ -259,6 +259,14 @@ class Node:
             self.neighbours.stop_fetching()
 
     # Reading -------------------------------------------------------------------------------------
+    def is_here(self, digests: Sequence[bytes]) -> list[bool]:
+        """Whether this node can open each blob: what lies on a directory that is missing it has,
+        and cannot."""
+        return [
+            blob is not None and self.directories[blob.directory] is not None
+            for blob in self.meta.blobs(digests)
+        ]
+
     async def open_content(self, ino: int) -> int:
         """A new read-only descriptor of a published file, for the caller to close; after all of it
         was fetched, where only tiers or other nodes have it.

@@ -29,6 +29,8 @@ class Warmth(enum.IntEnum):
 class Warmer(Catalogue, Protocol):
     """What warming files takes besides."""
 
+    def is_here(self, digests: Sequence[bytes]) -> Sequence[bool]: ...
+
     def warm(self, paths: Sequence[bytes]) -> Sequence[Warmth]: ...
 
 
@@ -56,15 +58,15 @@ def files_to_warm(catalogue: Catalogue, paths: Sequence[bytes]) -> Iterator[Foun
         yield from (found for found in walk(catalogue, path) if found.inode.is_published)
 
 
-def measure_away(catalogue: Catalogue, paths: Sequence[bytes]) -> int:
+def measure_away(warmer: Warmer, paths: Sequence[bytes]) -> int:
     """The bytes of those files that are not here; of equal ones, those of each. Raises as
     `files_to_warm`."""
     away_bytes = 0
-    files = files_to_warm(catalogue, paths)
+    files = files_to_warm(warmer, paths)
     while page := list(itertools.islice(files, PAGE_ITEMS)):
-        blobs = catalogue.blobs([found.inode.digest for found in page])
-        for found, blob in zip(page, blobs, strict=True):
-            away_bytes += found.inode.size_bytes if blob is None else 0
+        here = warmer.is_here([found.inode.digest for found in page])
+        for found, is_here in zip(page, here, strict=True):
+            away_bytes += 0 if is_here else found.inode.size_bytes
     return away_bytes
 
 

@@ -57,9 +57,9 @@ class Known:
         ]
 
     def is_here(self, digest: bytes) -> bool:
-        """Whether this node has a blob."""
+        """Whether this node can open a blob."""
         try:
-            return self._node.meta.blobs([digest])[0] is not None
+            return self._node.is_here([digest])[0]
         except KvfsError as error:
             log.debug("whether %s is here is not known: %s", digest.hex(), error)
             return False
@@ -77,11 +77,11 @@ class Known:
         """Those whose bytes are not here, with who has them; nobody, where that is not known."""
         digests = [inode.digest for inode in inodes]
         try:
-            blobs = self._node.meta.blobs(digests)
+            here = self._node.is_here(digests)
         except KvfsError as error:
             log.debug("what is here is not known: %s", error)
             return []
-        away = [inode for inode, blob in zip(inodes, blobs, strict=True) if blob is None]
+        away = [inode for inode, is_here in zip(inodes, here, strict=True) if not is_here]
         masks = self._masks(away)
         held = self._held_by_peers([i.digest for i in away if not masks[i.digest]])
         return [

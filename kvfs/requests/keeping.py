@@ -74,8 +74,8 @@ async def _warm(session: Session, arguments: list[Any], descriptors: list[int]) 
 
 
 def _here(node: Node, inodes: Sequence[Inode]) -> set[bytes]:
-    blobs = node.meta.blobs([inode.digest for inode in inodes])
-    return {blob.digest for blob in blobs if blob is not None}
+    digests = [inode.digest for inode in inodes]
+    return {d for d, is_here in zip(digests, node.is_here(digests), strict=True) if is_here}
 
 
 async def _verify(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

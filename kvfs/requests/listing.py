@@ -79,6 +79,10 @@ async def _blobs(session: Session, arguments: list[Any], descriptors: list[int])
     return [None if blob is None else pack_record(blob) for blob in found]
 
 
+async def _is_here(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
+    return session.node.is_here(checked_digests(arguments[0]))
+
+
 async def _paths_of(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
     """A page may be shorter than its limit: an empty one is the end."""
     digest, ino, parent, name, limit = arguments
@@ -111,5 +115,6 @@ OPERATIONS: Operations = {
     "children_of": ((bytes, list, int), _children_of),
     "chunk": ((bytes,), _chunk),
     "blobs": ((list,), _blobs),
+    "is_here": ((list,), _is_here),
     "paths_of": ((bytes, int, int, bytes, int), _paths_of),
 }

@@ -100,14 +100,8 @@ class Bringer:
     def _missing(self, inodes: Iterable[Inode]) -> dict[bytes, Inode]:
         """Those whose bytes are not here, by their digests."""
         wanted = {inode.digest: inode for inode in inodes if inode.is_published}
-        directories = self._node.directories
-        return {
-            digest: inode
-            for (digest, inode), blob in zip(
-                wanted.items(), self._node.meta.blobs(list(wanted)), strict=True
-            )
-            if blob is None or directories[blob.directory] is None
-        }
+        here = self._node.is_here(list(wanted))
+        return {d: wanted[d] for d, is_here in zip(wanted, here, strict=True) if not is_here}
 
     async def _wait_for(self, inode: Inode, priority: int) -> None:
         one = self._under_way.get(inode.digest)
@@ -142,7 +136,7 @@ class Bringer:
         wait behind idle work, and who is done first ends the other. One call for a blob at a time.
         Raises `KvfsError` and OSError."""
         digest = inode.digest
-        if digest in self._under_way or self._node.meta.blobs([digest])[0] is not None:
+        if digest in self._under_way or self._node.is_here([digest])[0]:
             return
         assert digest not in self._ahead
         with trio.CancelScope() as self._ahead[digest]:
@@ -150,7 +144,7 @@ class Bringer:
                 await self._read_into_stage(inode, SCHEDULE_PRIORITY_IDLE, mask)
             finally:
                 del self._ahead[digest]
-        if digest in self._under_way and self._node.meta.blobs([digest])[0] is not None:
+        if digest in self._under_way and self._node.is_here([digest])[0]:
             self._under_way[digest].scope.cancel()
 
     async def _read_into_stage(self, inode: Inode, priority: int, mask: int = -1) -> None:

@@ -252,3 +252,26 @@ def test_what_other_nodes_have_comes_ahead_and_by_warm(
             assert is_here(two, b"other/4") and is_here(one, b"other/4")
         for node in (a, b):  # while there is a server
             assert node.stop() == 0
+
+
+def test_warm_brings_what_lies_on_a_disk_that_is_missing(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    config, disk = tier(tmp_path / "tier"), tmp_path / "disk"
+    node = start_node(config=config, extra_stores=[disk])
+    data = [b"%d" % n * 1000 for n in range(8)]
+    with Client(node.store) as client:
+        for number, content in enumerate(data):
+            store(client, b"f%d" % number, content)
+        wait_until(lambda: client.status()["tiering"]["behind"]["waiting"] == 0)
+    lost = sum(1 for file in disk.glob("blobs/*/*/*") if file.is_file())
+    assert lost > 0
+    assert node.stop() == 0
+    os.rename(disk, tmp_path / "elsewhere")
+    node = start_node(config=config, allow="missing until it is back")
+    with Client(node.store) as client:
+        digests = [digest_of(content) for content in data]
+        assert client.is_here(digests).count(False) == lost
+        ran = kvfs("warm", "/", at=node.store)
+        assert f"{lost} files brought" in ran.stdout and ran.returncode == 0, ran.stderr
+        assert client.is_here(digests) == [True] * 8

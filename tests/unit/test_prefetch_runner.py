@@ -128,6 +128,9 @@ class FakeNode:
     ahead: Prefetcher | None = None
     read: Callable[[Sequence[int], int | None], None] = lambda inos, reader: None
 
+    def is_here(self, digests: Sequence[bytes]) -> list[bool]:
+        return [blob is not None for blob in self.meta.blobs(digests)]
+
     def watch_uses(self, callback: Callable[[Sequence[int], int | None], None]) -> None:
         self.read = callback
 

@@ -12,7 +12,6 @@ import pytest
 from kvfs.client import Client
 from kvfs.config import GIB, MIB, WARM_WINDOW_BYTES, WARM_WINDOW_FILES
 from kvfs.errors import InvalidInput, NamespaceError
-from kvfs.meta.contract import Blob
 from kvfs.shell import warm as command
 from kvfs.shell.locate import Place
 from kvfs.shell.views import Session
@@ -37,9 +36,8 @@ class Node(FakeClient):
         self.away.add(inode.digest)
         return inode.digest
 
-    def blobs(self, digests: Sequence[bytes]) -> list[Blob | None]:
-        found = super().blobs(digests)
-        return [None if blob is None or blob.digest in self.away else blob for blob in found]
+    def is_here(self, digests: Sequence[bytes]) -> list[bool]:
+        return [digest not in self.away for digest in digests]
 
     def warm(self, paths: Sequence[bytes]) -> list[Warmth]:
         self.asked.append(list(paths))
