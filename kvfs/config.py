@@ -234,6 +234,8 @@ TIER_STAGING_LEFT_S = 3600.0  # a staging file that nobody has written to for so
 OBJECT_LIST_ITEMS = 1000  # names in one answer of an object store
 OBJECT_HEADS_MAX = 16  # objects asked for in one question at the same time
 OBJECT_CONNECT_S = 5.0
+OBJECT_MARK_S = 10.0  # between looks at a bucket's mark while blobs are put
+OBJECT_MARK_OLD_S = 3600.0  # then it is made anew: rules of a bucket may remove what is old
 
 # A node and its tiers (`kvfs.tiering`).
 TIER_RULES_MAX = 256

@@ -1,7 +1,8 @@
 """A bucket as a tier, through obstore: S3's protocol, Google's, Azure's, or a directory (`file:`).
 
 A blob is the object `blobs/<hh>/<hh>/<digest>` below the URL's path. Objects appear whole or not at
-all, and a blob is put in one request, so nothing partial stays behind either.
+all, and a blob is put in one request, so nothing partial stays behind either. `tier.json` beside
+them says that this is the tier (`kvfs.tiers.object_mark`).
 
 Calls of all threads run on one event loop in a thread of the tier: one that is late is cancelled
 there, which closes its connection, so nothing hangs and no thread is lost. Bytes arrive in memory
@@ -38,6 +39,7 @@ from kvfs.errors import InvalidInput, TierStalled, TierTrouble
 from kvfs.file_io import allocate
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.tiers.contract import Source, WritableTier
+from kvfs.tiers.object_mark import ObjectMark
 from kvfs.tiers.sources import check_source, read_whole
 from kvfs.tiers.threads import Gate
 
@@ -56,11 +58,13 @@ Result = TypeVar("Result")
 class ObjectTier(WritableTier):
     """Blobs in a bucket. Several nodes may use one, and put the same blob at the same time."""
 
-    def __init__(self, config: TierConfig) -> None:
-        """Nothing is asked of the store yet. Raises `InvalidInput` for a URL that obstore does not
-        know, or options that the store lacks."""
+    def __init__(self, config: TierConfig, *, must_exist: bool = False) -> None:
+        """Nothing is asked of the store yet. `must_exist`: for who only reads. It makes no mark and
+        asks for none: the node that it tells of a miss asks itself. Raises `InvalidInput` for a URL
+        that obstore does not know, or options that the store lacks."""
         super().__init__(config.name, config.kind, config.limits)
         self._store = _open_store(config)
+        self._mark = None if must_exist else ObjectMark(config.name, self._store)
         self._is_directory = config.url.startswith("file:")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -91,10 +95,11 @@ class ObjectTier(WritableTier):
         try:
             return await copy(_name_of(digest), offset, size_bytes, gate)
         except FileNotFoundError:
+            await self._check_mark()
             return False
         except BaseError as error:
             if _BEHIND_END.search(str(error)):
-                size = await self._size(digest)
+                (size,) = await self._sizes([digest])
                 if size is None or size < offset + size_bytes:
                     return False
             raise
@@ -143,6 +148,8 @@ class ObjectTier(WritableTier):
         async with asyncio.TaskGroup() as group:
             for _ in range(min(OBJECT_HEADS_MAX, len(digests))):
                 group.create_task(ask())
+        if None in sizes:
+            await self._check_mark()
         return sizes
 
     async def _size(self, digest: bytes) -> int | None:
@@ -150,6 +157,11 @@ class ObjectTier(WritableTier):
             return int((await obstore.head_async(self._store, _name_of(digest)))["size"])
         except FileNotFoundError:
             return None
+
+    async def _check_mark(self) -> None:
+        """Before anything is called a miss."""
+        if self._mark is not None:
+            await self._mark.check()
 
     # Writing --------------------------------------------------------------------------------------
     def _put(self, digest: bytes, source: Source, size_bytes: int, end_s: float) -> None:
@@ -166,6 +178,8 @@ class ObjectTier(WritableTier):
         self._run(self._store_whole(digest, data), end_s)
 
     async def _store_whole(self, digest: bytes, data: memoryview) -> None:
+        if self._mark is not None:
+            await self._mark.prepare_put()
         await obstore.put_async(self._store, _name_of(digest), data, use_multipart=False)
 
     def _remove(self, digest: bytes, end_s: float) -> None:
@@ -180,7 +194,15 @@ class ObjectTier(WritableTier):
     # All of it ------------------------------------------------------------------------------------
     def _begin_scan(self) -> Callable[[float], list[tuple[bytes, int]] | None]:
         batches = _batches(self._store)
-        return lambda end_s: self._run(_next(batches), end_s)
+        return lambda end_s: self._run(self._next(batches), end_s)
+
+    async def _next(
+        self, batches: AsyncIterator[list[tuple[bytes, int]]]
+    ) -> list[tuple[bytes, int]] | None:
+        batch = await anext(batches, None)
+        if batch is None:  # what was not among them is missing
+            await self._check_mark()
+        return batch
 
     def _capacity(self, end_s: float) -> None:
         """A bucket has no end."""
@@ -226,12 +248,6 @@ async def _cancel_others() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _next(
-    batches: AsyncIterator[list[tuple[bytes, int]]],
-) -> list[tuple[bytes, int]] | None:
-    return await anext(batches, None)
 
 
 async def _batches(store: Any) -> AsyncIterator[list[tuple[bytes, int]]]:

@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import S3Store
 
 from kvfs.config import MIB, TIER_TROUBLE_ROW, TierConfig, TierKind, TierLimits
 from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, TierStalled, TierTrouble
 from kvfs.health import HealthState
+from kvfs.home import TIER_MARK
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.object import ObjectTier
-from scripts.s3_rig import CREDENTIALS, PYTHON, SECRET, Faults, FaultyProxy, S3Server
+from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, SECRET, Faults, FaultyProxy, S3Server
 from tests.processes import wait_until
 from tests.tiers import LIMITS, open_s3
 
@@ -207,21 +210,86 @@ def test_closing_ends_what_waits_and_what_comes_later(
 
 
 def test_objects_of_others_are_passed_over(server: S3Server, tmp_path: Path) -> None:
-    import obstore
-    from obstore.store import S3Store
-
     tier = open_s3(server.port, tmp_path.name)
-    store = S3Store.from_url(
-        f"s3://kvfs-test/{tmp_path.name}",
-        endpoint=f"http://127.0.0.1:{server.port}",
-        client_options={"allow_http": True},
-    )
+    store = plain_store(server, tmp_path.name)
     for name in ("blobs/readme", "blobs/aa/bb/aabb", f"other/{DIGEST.hex()}"):
         obstore.put(store, name, b"x")
     digests = {digest_of(bytes([number])) for number in range(20)}
     for number in range(20):
         tier.put(digest_of(bytes([number])), memoryview(bytes([number])), 1)
     assert {digest for batch in tier.scan() for digest, _ in batch} == digests
+    tier.close()
+
+
+def plain_store(server: S3Server, prefix: str) -> S3Store:
+    return S3Store.from_url(
+        f"s3://{BUCKET}/{prefix}",
+        endpoint=f"http://127.0.0.1:{server.port}",
+        client_options={"allow_http": True},
+    )
+
+
+def test_another_bucket_or_server_misses_nothing_and_takes_nothing(
+    server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.tiers.object_mark.OBJECT_MARK_S", 0.0)
+    store = plain_store(server, tmp_path.name)
+    mark = bytes(obstore.get(store, TIER_MARK).bytes())
+    assert mark == b'{"version": 1}\n'
+    name = f"blobs/{DIGEST.hex()[:2]}/{DIGEST.hex()[2:4]}/{DIGEST.hex()}"
+    obstore.delete(store, [name, TIER_MARK])
+    for call in (
+        lambda: read(tier),
+        lambda: tier.has([DIGEST]),
+        lambda: list(tier.scan()),
+        lambda: tier.put(DIGEST, memoryview(DATA), len(DATA)),
+    ):
+        wait_until(lambda: tier.health is not HealthState.DOWN)
+        with pytest.raises(TierTrouble, match=r"tier\.json is gone"):
+            call()
+    obstore.put(store, TIER_MARK, mark)  # the right one is back, without the blob
+    wait_until(lambda: tier.health is not HealthState.DOWN)
+    assert tier.has([DIGEST]) == [None]
+    assert read(tier) is None
+    tier.put(DIGEST, memoryview(DATA), len(DATA))
+    assert read(tier) == DATA
+
+
+def test_a_bucket_without_a_mark_gets_one_when_it_is_first_used(
+    server: S3Server, tier: WritableTier, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    store = plain_store(server, tmp_path.name)
+    obstore.delete(store, TIER_MARK)
+    again = open_s3(proxy.port, tmp_path.name)
+    assert read(again) == DATA
+    assert again.has([bytes(16), DIGEST]) == [None, len(DATA)]
+    assert obstore.head(store, TIER_MARK)["size"] > 0
+    again.close()
+
+
+def test_a_mark_is_made_anew_before_rules_of_its_bucket_remove_it(
+    server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = plain_store(server, tmp_path.name)
+    obstore.put(store, TIER_MARK, b"old")
+    monkeypatch.setattr("kvfs.tiers.object_mark.OBJECT_MARK_S", 0.0)
+    tier.put(DIGEST, memoryview(DATA), len(DATA))
+    assert bytes(obstore.get(store, TIER_MARK).bytes()) == b"old"
+    monkeypatch.setattr("kvfs.tiers.object_mark.OBJECT_MARK_OLD_S", -60.0)
+    tier.put(DIGEST, memoryview(DATA), len(DATA))
+    assert bytes(obstore.get(store, TIER_MARK).bytes()) == b'{"version": 1}\n'
+
+
+def test_who_only_reads_makes_no_mark(server: S3Server, tmp_path: Path) -> None:
+    limits = TierLimits(1, 1, 10.0, 10.0)
+    config = TierConfig(
+        "x", TierKind.OBJECT, limits, url=f"s3://{BUCKET}/{tmp_path.name}",
+        endpoint=f"http://127.0.0.1:{server.port}",
+    )  # fmt: skip
+    tier = ObjectTier(config, must_exist=True)
+    assert tier.has([DIGEST]) == [None]
+    with pytest.raises(FileNotFoundError):
+        obstore.head(plain_store(server, tmp_path.name), TIER_MARK)
     tier.close()
 
 
