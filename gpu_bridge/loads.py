@@ -27,12 +27,13 @@ from kvfs.chunk import match_header
 from kvfs.client_files import OpenFile
 from kvfs.config import (
     BRIDGE_OPEN_BATCH,
+    CLIENT_DEADLINE_S,
     READER_TICKET_DEADLINE_S,
     TIER_LIMITS,
     TRANSFER_SCRATCH_READS,
     TierKind,
 )
-from kvfs.errors import Corrupt, QueueFull, Unavailable
+from kvfs.errors import Corrupt, KvfsError, QueueFull, Unavailable
 from kvfs.reader.complaints import Complaints
 from kvfs.reader.places import Placed, Places
 from kvfs.reader.workers import Workers
@@ -83,6 +84,9 @@ class Loader:
         self._deadline_s = deadline_s
         self._jobs: dict[str, LoadJob] = {}
         self._workers = Workers(_LOCATING_THREADS, "kvfs-load")
+        # Apart, since the node waits for what it brings: no look-up is to wait behind that.
+        self._bringers = Workers(1, "kvfs-bring")
+        self._bringing = link.beside(CLIENT_DEADLINE_S)
         self._copies = threading.Semaphore(threads)
         self._slot_bytes = staging.slot_bytes
         # The half that saves leave to loads, but where that is too little.
@@ -144,8 +148,10 @@ class Loader:
         for job in self._jobs.values():
             job.shut()
         self._workers.close()
+        self._bringers.close()
         self._transfer.close(0.0)
         self._places.close()
+        self._bringing.close()
 
     # Locating -------------------------------------------------------------------------------------
     def _go_on(self, job: LoadJob, first: int) -> None:
@@ -253,7 +259,7 @@ class Loader:
                 again.append(number)
             else:
                 self._finish(part.job, part.loads[number], failure)
-        if again and not self._workers.start(self._bring, part, again):
+        if again and not self._bringers.start(self._bring, part, again):
             self._fail(part.job, [part.loads[number] for number in again], Failure.CANCELLED)
         self._go_on(part.job, part.after)
 
@@ -279,7 +285,8 @@ class Loader:
         return Failure.MISSING
 
     def _bring(self, part: _Part, numbers: Sequence[int]) -> None:
-        """Have the node bring here what was got from no other place, and read that."""
+        """Have the node bring here what was got from no other place, and read what comes soon; the
+        rest is asked for again, after what others want."""
         loads = [part.loads[number] for number in numbers]
         failure: Failure | None = Failure.INTERNAL
         try:
@@ -294,12 +301,29 @@ class Loader:
         if not part.job.is_wanted(loads[0]):
             return Failure.CANCELLED
         paths = [self._shard.path(part.job.place, load.chunk) for load in loads]
-        opened = self._link.ask(lambda client: client.open(paths))
-        if opened is None:
+        left_s = part.job.end_s - time.monotonic()
+        if left_s <= 0:
+            return Failure.LATE
+        try:
+            opened, coming = self._bringing.bring(paths, left_s)
+        except KvfsError as error:
+            log.info("kvfs: %d chunks are not brought: %s", len(paths), error)
             return Failure.UNAVAILABLE
         wanted = [part.places[number] for number in numbers]
         places = [self._place_here(file, place) for file, place in zip(opened, wanted, strict=True)]
-        self._begin(_Part(part.job, loads, places, part.after, is_last=True))
+        ended = [n for n in range(len(loads)) if n not in coming]
+        self._begin(
+            _Part(
+                part.job,
+                [loads[n] for n in ended],
+                [places[n] for n in ended],
+                part.after,
+                is_last=True,
+            )
+        )
+        again = [numbers[n] for n in coming]
+        if again and not self._bringers.start(self._bring, part, again):
+            return Failure.CANCELLED
         return None
 
     def _place_here(self, file: OpenFile | None, wanted: Placed | None) -> Placed | None:

@@ -11,6 +11,7 @@ and, where it says so, another of `kvfs.errors`.
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from kvfs.calls import Calls
 from kvfs.client_files import OpenFile, Staged, StagedFile, close_all
 from kvfs.config import (
     BATCH_ITEMS_MAX,
+    BRING_WAIT_S,
     CLIENT_DEADLINE_S,
     COPIES_ASKED_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
@@ -29,6 +31,7 @@ from kvfs.config import (
 )
 from kvfs.errors import KvfsError, NamespaceError
 from kvfs.located import (
+    COMING,
     Located,
     ToldTiers,
     unpack_located,
@@ -64,6 +67,7 @@ class Client:
     ) -> None:
         self._calls = Calls(store, start=start, deadline_s=deadline_s)
         self._call = self._calls.call
+        self._deadline_s = deadline_s
 
     def close(self) -> None:
         """End the connection; staged files that were not published go. A call that another thread
@@ -99,22 +103,50 @@ class Client:
 
     def open(self, paths: Sequence[bytes], *, is_use: bool = True) -> list[OpenFile | None]:
         """Open published files for reading, which counts as a use (the first as the most recent)
-        unless one only looks. The bytes are not checked: compare the digest after reading."""
-        opened: list[OpenFile | None] = []
+        unless one only looks. What the node brings for that is waited for until the client's
+        deadline, and None then. The bytes are not checked: compare the digest after reading."""
+        end_s = time.monotonic() + self._deadline_s
+        opened, coming = self.bring(paths, self._deadline_s, is_use=is_use)
         try:
-            for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
-                found, descriptors = self._call("open", batch, is_use)
-                rest = iter(descriptors)
-                opened += [None if item is None else OpenFile(next(rest), *item) for item in found]
+            while coming and (left_s := end_s - time.monotonic()) > 0:
+                found, places = self.bring([paths[n] for n in coming], left_s, is_use=is_use)
+                for number, file in zip(coming, found, strict=True):
+                    opened[number] = file
+                coming = [coming[place] for place in places]
         except BaseException:
             close_all(opened)
             raise
         return opened
 
+    def bring(
+        self, paths: Sequence[bytes], wait_s: float, *, is_use: bool = True
+    ) -> tuple[list[OpenFile | None], list[int]]:
+        """As `open`, but the node waits so long at most for what comes, and no longer than
+        `BRING_WAIT_S` or a quarter of the client's deadline. Also the places in the list of those
+        that are None while they are on their way: who asks again goes on to wait for them."""
+        wait_s = float(min(wait_s, BRING_WAIT_S, self._deadline_s / 4))
+        opened: list[OpenFile | None] = []
+        coming: list[int] = []
+        try:
+            for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):
+                found, descriptors = self._call("open", batch, is_use, wait_s)
+                rest = iter(descriptors)
+                for item in found:
+                    if item == COMING:
+                        coming.append(len(opened))
+                    is_here = item is not None and item != COMING
+                    opened.append(OpenFile(next(rest), *item) if is_here else None)
+        except BaseException:
+            close_all(opened)
+            raise
+        return opened, coming
+
     def locate(self, paths: Sequence[bytes]) -> Located:
         """Every place that has the bytes of published files, and a descriptor of a copy here, which
         counts as a use; None for what is nowhere. What only tiers or other nodes have is not
-        brought here. The bytes are not checked: compare the digest after reading."""
+        brought here; what nobody is known to have, or clients can't get, comes, and has no place
+        when that takes long: `bring` waits for it. The bytes are not checked: compare the digest
+        after reading."""
         located = Located(0, [])
         try:
             for batch in _batches(paths, DESCRIPTORS_PER_MESSAGE_MAX):

@@ -28,6 +28,8 @@ DESCRIPTORS_PER_MESSAGE_MAX = 200  # the kernel takes 253
 CLIENTS_MAX = 256
 STAGES_PER_CLIENT_MAX = 1024
 CLIENT_DEADLINE_S = 10.0
+BRING_WAIT_S = 2.0  # how long one request waits for what is not here; who asks again waits on
+LOCATE_WAIT_S = 0.5  # the same for who asks where files are, behind whom others wait
 CONFIG_WAIT_S = 5.0  # for who writes a configuration into a pipe
 CLIENT_START_INTERVAL_S = 20.0  # between two tries to start a node, where another owns the store
 

@@ -16,11 +16,13 @@ from kvfs.config import TIERS_MAX, TierConfig, TierKind, TierLimits
 from kvfs.errors import InvalidInput
 
 NOWHERE = -1  # the directory of a file that has no copy here
+COMING = 0  # in the answer to `open`, in the place of a file that is still on its way here
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedFile:
-    """A published file, and the places that have its bytes; there may be none.
+    """A published file, and the places that have its bytes; there are none while it is on its way
+    here, or may be.
 
     The descriptor is the holder's to close. The ticket opens all of the file once, for a short
     time, at the first of the peers, to `kvfs.remote.RemoteReader`; of the others, and for parts,

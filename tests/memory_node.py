@@ -33,6 +33,7 @@ class MemoryNode:
             bytes, tuple[int, ...]
         ] = {}  # of files, the numbers of those that have it
         self.only_in_tiers: set[bytes] = set()
+        self.coming: set[bytes] = set()  # on their way from there
         self.gone: list[tuple[int, bytes]] = []
         self.before: Callable[[str], None] = lambda name: None
         self._lock = threading.Lock()
@@ -67,10 +68,13 @@ class MemoryNode:
     def lookup_chunks(self, namespace: bytes, keys: ChunkKeys) -> list[int | None]:
         return self.lookup([b"%b/%b/%b" % (namespace, n[:2], n) for n in keys.file_names()])
 
-    def open(self, paths: Sequence[bytes]) -> list[OpenFile | None]:
-        self._note("open")
+    def bring(
+        self, paths: Sequence[bytes], wait_s: float
+    ) -> tuple[list[OpenFile | None], list[int]]:
+        self._note("bring")
         here = self.files.keys() - self.only_in_tiers
-        return [self._open(path) if path in here else None for path in paths]
+        coming = [number for number, path in enumerate(paths) if path in self.coming]
+        return [self._open(path) if path in here else None for path in paths], coming
 
     def locate(self, paths: Sequence[bytes]) -> Located:
         self._note("locate")

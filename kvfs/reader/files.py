@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,7 @@ from kvfs.config import (
     READER_DEADLINE_S,
     READER_TICKET_DEADLINE_S,
 )
-from kvfs.errors import InvalidInput
+from kvfs.errors import InvalidInput, Unavailable
 from kvfs.file_io import allocate
 from kvfs.names import escape
 from kvfs.reader.complaints import Complaints
@@ -58,6 +59,7 @@ class FileReader:
         """`store`: its first directory. `start`: a node where there is none. `deadline_s`: for
         each word to the node."""
         self._client = Client(store, start=start, deadline_s=deadline_s)
+        self._beside = partial(Client, store, deadline_s=deadline_s)
         self._complaints = Complaints(Client(store), deadline_s)
         self._transfer = Transfer(on_gone=self._complaints.note_gone)
         self._places = Places(
@@ -127,7 +129,9 @@ class FileReader:
     def _reading(
         self, paths: Sequence[bytes], rooms: Sequence[int] | None, deadline_s: float
     ) -> "_Reading":
-        return _Reading(self._client, self._transfer, self._places, paths, rooms, deadline_s)
+        return _Reading(
+            self._client, self._beside, self._transfer, self._places, paths, rooms, deadline_s
+        )
 
 
 class _Batch:
@@ -155,15 +159,18 @@ class _Reading:
     def __init__(
         self,
         client: Client,
+        beside: Callable[[], Client],
         transfer: Transfer,
         places: Places,
         paths: Sequence[bytes],
         rooms: Sequence[int] | None,
         deadline_s: float,
     ) -> None:
+        """`beside`: another client, since the word of one that brings takes long."""
         if not deadline_s > 0:
             raise InvalidInput("deadline", f"{deadline_s!r} leaves no time")
         self._client = client
+        self._beside = beside
         self._transfer = transfer
         self._places = places
         self._paths = paths
@@ -174,8 +181,27 @@ class _Reading:
         """Have every file taken that is got in time. When this returns or raises, no call of `take`
         is under way."""
         left = self._read(range(len(self._paths)), self._locate, take)
-        if left and time.monotonic() < self._end_s:
-            self._read(left, self._bring, take)
+        if left:
+            with self._beside() as client:
+                while left and time.monotonic() < self._end_s:
+                    left = self._read_brought(client, left, take)
+
+    def _read_brought(self, client: Client, numbers: Sequence[int], take: Take) -> list[int]:
+        """Have the node bring files, and read those that come soon; those that it still brings."""
+        coming: list[int] = []
+
+        def bring(group: Sequence[int]) -> list[Placed | None]:
+            left_s = max(0.0, self._end_s - time.monotonic())
+            try:
+                opened, places = client.bring([self._paths[number] for number in group], left_s)
+            except Unavailable as error:
+                log.warning("kvfs: %d files are not brought: %s", len(group), error)
+                return [None] * len(group)
+            coming.extend(group[place] for place in places)
+            return [None if file is None else self._places.place_here(file) for file in opened]
+
+        self._read(numbers, bring, take)
+        return coming
 
     def _read(self, numbers: Sequence[int], find: Find, take: Take) -> list[int]:
         """Read some files; those that the node may still bring."""
@@ -233,11 +259,6 @@ class _Reading:
     def _locate(self, numbers: Sequence[int]) -> list[Placed | None]:
         located = self._client.locate([self._paths[number] for number in numbers])
         return self._places.place(located, self._end_s)
-
-    def _bring(self, numbers: Sequence[int]) -> list[Placed | None]:
-        """Have the node bring what was got from no other place."""
-        opened = self._client.open([self._paths[number] for number in numbers])
-        return [None if file is None else self._places.place_here(file) for file in opened]
 
     def _begin(self, batch: _Batch, take: Take) -> None:
         chunks = [

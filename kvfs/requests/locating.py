@@ -4,11 +4,14 @@ node's tiers are, and tickets for what peers have."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import trio
+
 from kvfs.arguments import checked_digest, checked_digests, checked_paths
 from kvfs.config import (
     BATCH_ITEMS_MAX,
     CHUNK_BYTES_MAX,
     DESCRIPTORS_PER_MESSAGE_MAX,
+    LOCATE_WAIT_S,
     PEER_TICKETS_ASKED_MAX,
     TIERS_MAX,
 )
@@ -31,7 +34,8 @@ async def _locate(session: Session, arguments: list[Any], descriptors: list[int]
     published = [inode for inode in inodes if inode is not None and inode.is_published]
     referrals = await node.refer(published)
     held = _numbers_of_tiers(node, [inode.digest for inode in published])
-    await node.bring(i for i in published if i.digest not in referrals and not held[i.digest])
+    with trio.move_on_after(LOCATE_WAIT_S) as waiting:
+        await node.bring(i for i in published if i.digest not in referrals and not held[i.digest])
     places: dict[bytes, int] = {}
     files: list[Any] = []
     for inode in inodes:
@@ -39,6 +43,8 @@ async def _locate(session: Session, arguments: list[Any], descriptors: list[int]
         if inode is not None and inode.is_published:
             referral = referrals.get(inode.digest)
             file = _located(session, inode, held[inode.digest], referral, descriptors)
+            if file is None and waiting.cancelled_caught:  # it may still come
+                file = LocatedFile(inode.size_bytes, inode.digest, None, NOWHERE, (), ())
         files.append(None if file is None else pack_file(file, places))
     return [node.started_ns, list(places), files]
 

@@ -3,9 +3,12 @@ they were used, or found corrupt."""
 
 from typing import Any
 
+import trio
+
 from kvfs.arguments import checked_digest, checked_path, checked_paths
-from kvfs.config import BATCH_ITEMS_MAX, DESCRIPTORS_PER_MESSAGE_MAX
+from kvfs.config import BATCH_ITEMS_MAX, BRING_WAIT_S, DESCRIPTORS_PER_MESSAGE_MAX
 from kvfs.errors import Corrupt, InvalidInput
+from kvfs.located import COMING
 from kvfs.node import Node
 from kvfs.requests.session import Operations, Session
 from kvfs.requests.turns import in_turns
@@ -35,19 +38,24 @@ def _counted(node: Node, sizes: list[int | None]) -> list[int | None]:
 
 
 async def _open(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:
-    """Size, digest and directory of each published file, whose descriptors go along."""
-    paths, is_use = arguments
+    """Size, digest and directory of each published file, whose descriptors go along. What is on its
+    way here is waited for as long as the client says, and goes on to come."""
+    paths, is_use, wait_s = arguments
+    if not 0 <= wait_s <= BRING_WAIT_S:
+        raise InvalidInput("wait", f"is {wait_s} s; from 0 to {BRING_WAIT_S} s are answered")
     node = session.node
     found = node.meta.resolve(checked_paths(paths, DESCRIPTORS_PER_MESSAGE_MAX))
-    await node.bring(inode for inode in found if inode is not None)
-    opened: list[list[Any] | None] = []
+    with trio.move_on_after(wait_s) as waiting:
+        await node.bring(inode for inode in found if inode is not None)
+    opened: list[list[Any] | int | None] = []
     used = []
     for inode in found:
         fd = None
         if inode is not None and inode.is_published:
             fd = node.contents.open_inode(inode)
         if inode is None or fd is None:
-            opened.append(None)
+            is_coming = waiting.cancelled_caught and inode is not None and inode.is_published
+            opened.append(COMING if is_coming else None)
             continue
         descriptors.append(fd)
         used.append(inode.ino)
@@ -79,7 +87,7 @@ async def _touch(session: Session, arguments: list[Any], descriptors: list[int])
 OPERATIONS: Operations = {
     "sizes": ((list,), _sizes),
     "chunk_sizes": ((bytes, bytes, int, list), _chunk_sizes),
-    "open": ((list, bool), _open),
+    "open": ((list, bool, float), _open),
     "report_corrupt": ((bytes,), _report_corrupt),
     "touch": ((list,), _touch),
 }

@@ -4,14 +4,18 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvfs.client import Client
-from kvfs.config import MIB
+from kvfs.config import MIB, TierConfig
+from kvfs.errors import Unavailable
+from kvfs.reader import configured
+from kvfs.reader.files import FileReader
 from scripts.bridge_rig import Engine, engine_of
 from tests.conftest import StartNode
-from tests.e2e.test_tiering import tier, wait_copied
+from tests.e2e.test_tiering import data_of, store, tier, wait_copied
 from tests.fault.test_tiering import HangingFiles
 from tests.mounts import is_mounted
 from tests.processes import NodeProcess, wait_until
@@ -62,3 +66,40 @@ def test_an_engine_loads_all_that_it_has_elsewhere_while_a_tier_hangs(
         engine.load()
         files.go_on()
         engine.check()
+
+
+def test_a_reader_keeps_what_it_has_and_waits_for_what_its_node_brings(
+    start_node: StartNode,
+    files: HangingFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    allow_warnings: list[str],
+) -> None:
+    allow_warnings.append("no credentials here")
+
+    def refuse(config: TierConfig, *_: object, **__: object) -> None:
+        raise Unavailable(f"tier {config.name}: no credentials here")
+
+    monkeypatch.setattr(configured, "open_tier", refuse)
+    config = tier("slow", files.mountpoint / "t", more="read_deadline_s = 60\n")
+    node = start_node(config=config, allow="slow")
+    words: list[list[int]] = []
+    bring = Client.bring
+
+    def note_and_bring(client: Client, *arguments: Any, **options: Any) -> Any:
+        opened, coming = bring(client, *arguments, **options)
+        words.append(coming)
+        if words == [[0]]:
+            files.go_on()
+        return opened, coming
+
+    with Client(node.store) as client, FileReader(node.store, deadline_s=1.0) as reader:
+        store(client, {b"away": data_of(1), b"here": data_of(2)})
+        wait_copied(client)
+        assert client.evict_copies([b"away"]) == (1, 1)
+        files.stop()
+        monkeypatch.setattr(Client, "bring", note_and_bring)
+        assert reader.read([b"here", b"away"]) == [data_of(2), data_of(1)]
+        assert words[0] == [0] and words[-1] == []  # the same read, which went on
+        assert client.evict_copies([b"away"]) == (1, 1)
+        files.stop()
+        assert reader.read([b"here", b"away"], deadline_s=0.5) == [data_of(2), None]

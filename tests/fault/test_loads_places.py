@@ -93,7 +93,7 @@ def test_what_only_a_tier_has_is_read_from_there(bench: Places) -> None:
     size_bytes = len(bench.node.files[bench.path_of(0)])
     assert counts["read_bytes.scratch"] == counts["loaded_bytes"] == CHUNKS * size_bytes
     assert counts["reads.scratch"] >= CHUNKS
-    assert "open" not in bench.node.calls
+    assert "bring" not in bench.node.calls
 
 
 def test_chunks_come_from_the_store_and_from_a_tier_at_the_same_time(
@@ -188,13 +188,33 @@ def test_what_a_tier_has_no_more_the_node_may_still_bring(bench: Places) -> None
     bench.tell(1, is_here=False)
 
     def bring(name: str) -> None:
-        if name == "open":
+        if name == "bring":
             bench.node.only_in_tiers.clear()
 
     bench.node.before = bring
     bench.load("r", TARGETS)
     assert bench.outcome().is_whole
     wait_until(lambda: bench.node.gone == [(3, bench.node.digests[bench.path_of(1)])])
+
+
+def test_what_the_node_takes_long_to_bring_is_asked_for_again_and_loses_nothing(
+    bench: Places,
+) -> None:
+    bench.put(0, 2, is_here=False)
+    bench.tell(1, is_here=False)
+    late = bench.path_of(1)
+
+    def bring(name: str) -> None:
+        if name == "bring":
+            bench.node.coming = {late} if bench.node.calls.count("bring") < 2 else set()
+            if not bench.node.coming:
+                bench.node.only_in_tiers.discard(late)
+
+    bench.node.before = bring
+    bench.load("r", TARGETS)
+    assert bench.outcome().is_whole
+    assert bench.node.calls.count("bring") == 3
+    wait_until(lambda: bench.node.gone == [(3, bench.node.digests[late])])
 
 
 def test_a_tier_that_cannot_be_opened_here_is_said_once_and_not_used(
@@ -257,7 +277,7 @@ def test_a_node_that_comes_back_with_another_tier_under_a_number_is_believed(
 def test_descriptors_are_closed_when_nobody_reads_them(bench: Places) -> None:
     tier = HandedTier("store", LIMITS, lambda digest: None)
     path = bench.path_of(0)
-    file = bench.node.open([path])[0]
+    file = bench.node.bring([path], 0.0)[0][0]
     assert file is not None
     handed: list[HandedFile] = [tier.hand(file.digest, file.size_bytes, file.fd)]
     buffer = memoryview(bytearray(file.size_bytes))
