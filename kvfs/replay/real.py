@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvfs.config import (
     BATCH_ITEMS_MAX,
+    MIB,
     REPLAY_DEADLINE_S,
     REPLAY_SLOTS_MIN,
     REPLAY_STAGING_BYTES,
@@ -24,6 +25,7 @@ from kvfs.transfer.words import JobEnd, WantedChunk
 
 _CLOSE_DEADLINE_S = 30.0
 _NAME_BYTES = 16
+_MADE_BYTES = MIB  # at once: what makes them takes several times as much memory
 
 
 class Blocks:
@@ -33,7 +35,10 @@ class Blocks:
         assert block_bytes >= _NAME_BYTES
         self.block_bytes = block_bytes
         self._memory = allocate(block_bytes)
-        self._memory[:] = random.Random(0).randbytes(block_bytes)  # nothing that compresses
+        generator = random.Random(0)  # nothing that compresses
+        for begin in range(0, block_bytes, _MADE_BYTES):
+            end = min(begin + _MADE_BYTES, block_bytes)
+            self._memory[begin:end] = generator.randbytes(end - begin)
 
     def content(self, block: int) -> memoryview:
         """Good until the next call."""

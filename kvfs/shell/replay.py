@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvfs.config import PAGE_BYTES, TierConfig, parse_size
+from kvfs.config import CHUNK_BYTES_MAX, PAGE_BYTES, TierConfig, parse_size
 from kvfs.errors import InvalidInput
 from kvfs.home import CONFIG_NAME, default_store, load_config, load_config_of_store
 from kvfs.names import escape
@@ -43,6 +43,10 @@ def replay(wishes: Wishes, out: IO[str], show_progress: ShowProgress, *, is_json
     block_bytes = parse_size(wishes.block_bytes, "--block-bytes")
     if block_bytes < PAGE_BYTES:
         raise InvalidInput("--block-bytes", f"{block_bytes} is less than {PAGE_BYTES}")
+    if block_bytes > CHUNK_BYTES_MAX:
+        raise InvalidInput(
+            "--block-bytes", f"{size_text(block_bytes)} is more than {size_text(CHUNK_BYTES_MAX)}"
+        )
     if wishes.limit == 0:
         raise InvalidInput("--limit", "0 requests say nothing; write 1 or more, or leave it out")
     if wishes.simulated:
@@ -96,11 +100,11 @@ def _real(wishes: Wishes, block_bytes: int, show_progress: ShowProgress) -> Repo
                 f"lacks {len(first.blocks):,} of {first.wanted:,} blocks of this trace; put them"
                 " there with --prepare",
             )
+        if wishes.is_removed:  # also when there is no room for all
+            stack.callback(real.remove, digests, tiers)
         with show_progress("preparing") as progress:
             progress.set_total(count * block_bytes)
             real.prepare(missing, digests, blocks, lambda n: progress.advance(n * block_bytes))
-        if wishes.is_removed:
-            stack.callback(real.remove, digests, tiers)
         with show_progress("replaying") as progress:
             progress.set_total(_hit_bytes(planned, block_bytes))
             loads: Loads = real.Replay(tiers, digests, block_bytes).run(

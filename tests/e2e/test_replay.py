@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvfs import cli
+from kvfs.errors import OutOfSpace
+from kvfs.tiers.contract import Source
+from kvfs.tiers.directory import DirectoryTier
 
 BLOCK_BYTES = 64 * 1024
 
@@ -84,6 +87,34 @@ def test_on_real_tiers_that_are_prepared_first(
     assert blobs(tmp_path) == 0
 
 
+def test_what_was_put_is_taken_out_again_when_not_all_could_be(
+    trace: Path,
+    tiers: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, count = DirectoryTier.put, 0
+
+    def full_after_ten(self: DirectoryTier, digest: bytes, source: Source, size_bytes: int) -> None:
+        nonlocal count
+        count += 1
+        if count > 10:
+            raise OutOfSpace("tier far: full")
+        put(self, digest, source, size_bytes)
+
+    monkeypatch.setattr(DirectoryTier, "put", full_after_ten)
+    words = (trace, "--config", tiers, "--block-bytes", BLOCK_BYTES, "--prepare")
+    assert run(*words, capsys=capsys)[0] == 2
+    assert blobs(tmp_path) == 10
+    count = 0
+    code, _, err = run(*words, "--remove", capsys=capsys)
+    assert (code, blobs(tmp_path)) == (0, 0), err
+    code, _, err = run(*words, "--remove", capsys=capsys)
+    assert (code, blobs(tmp_path)) == (2, 0)
+    assert "tier far: full" in err
+
+
 def test_blocks_that_are_wrong_everywhere_are_lost_and_the_exit_code_says_so(
     trace: Path,
     tiers: Path,
@@ -113,6 +144,7 @@ def test_blocks_that_are_wrong_everywhere_are_lost_and_the_exit_code_says_so(
         (("--simulate", "a:1", "--capacity", "a:0"), "holds not one block of 64 MiB; write for"),
         (("--simulate", "a:1", "--limit", "0"), "write 1 or more, or leave it out"),
         (("--simulate", "a:1", "--block-bytes", "1"), "is less than 4096"),
+        (("--simulate", "a:1", "--block-bytes", "4GiB"), "--block-bytes: 4 GiB is more than 1 GiB"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_code_2(
