@@ -2,6 +2,7 @@
 
 import sys
 
+from kvfs.config import WARM_WINDOW_FILES
 from kvfs.errors import InvalidInput
 from kvfs.names import escape
 from kvfs.shell.render import count_text, size_text, write_json
@@ -14,6 +15,17 @@ def warm(session: Session) -> int:
     hold, which would push out what has just come."""
     away_bytes = measure_away(session.client, session.place.paths)
     _refuse_too_much(session, away_bytes)
+    try:
+        return _warm(session, away_bytes)
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "kvfs warm: interrupted; what was asked for goes on, at most"
+            f" {count_text(WARM_WINDOW_FILES, 'file')}: kvfs status says how many are under way\n"
+        )
+        raise
+
+
+def _warm(session: Session, away_bytes: int) -> int:
     here_files = here_bytes = brought_files = brought_bytes = 0
     missing: list[Warmed] = []
     with session.progress("warming") as progress:

@@ -121,6 +121,22 @@ def test_what_nobody_gives_is_printed_and_a_problem(capsys: pytest.CaptureFixtur
     }  # fmt: skip
 
 
+def test_who_interrupts_is_told_that_what_was_asked_for_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(paths: Sequence[bytes]) -> list[Warmth]:
+        raise KeyboardInterrupt
+
+    node = Node()
+    node.put_away(b"kv/1")
+    monkeypatch.setattr(node, "warm", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(node, b"kv")
+    said = capsys.readouterr().err
+    assert said.startswith("kvfs warm: interrupted; what was asked for goes on")
+    assert "kvfs status" in said and said.count("\n") == 1
+
+
 def test_more_than_the_store_holds_is_refused_before_anything_moves() -> None:
     node = Node()
     node.put_away(b"large", size_bytes=2 * GIB)
