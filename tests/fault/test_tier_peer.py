@@ -9,7 +9,7 @@ import pytest
 
 from kvfs.config import TierLimits
 from kvfs.digest import digest_of
-from kvfs.errors import TierStalled, TierTrouble
+from kvfs.errors import TierStalled, TierTrouble, Unavailable
 from kvfs.health import HealthState
 from kvfs.peers.address import Address
 from kvfs.peers.messages import Range
@@ -91,3 +91,24 @@ class Holding:
         self, ranges: Sequence[Range], deadline_s: float
     ) -> tuple[Address, list[bytes | None]]:
         return self._address, [self._tickets.pop()]
+
+
+def test_ones_own_node_that_gives_no_tickets_is_trouble_of_the_tier() -> None:
+    class NoReferrer:
+        def sizes(self, digests: Sequence[bytes], deadline_s: float) -> list[int | None]:
+            raise Unavailable("the node is in no cluster")
+
+        def tickets(
+            self, ranges: Sequence[Range], deadline_s: float
+        ) -> tuple[Address, list[bytes | None]]:
+            raise Unavailable("the node is in no cluster")
+
+    with closing(RemoteReader()) as reader:
+        tier = PeerTier("a-peer", LIMITS, ReferredPeer(NoReferrer(), reader))
+        for ask in (
+            lambda: tier.read_into(digest_of(b""), 0, memoryview(bytearray(1))),
+            lambda: tier.has([digest_of(b"")]),
+        ):
+            with pytest.raises(TierTrouble, match="tier a-peer: the node is in no cluster"):
+                ask()
+        assert tier.counters.failures == 2
