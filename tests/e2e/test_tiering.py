@@ -436,6 +436,25 @@ def test_a_bucket_that_is_not_there_is_seen_by_who_looks(
     assert node.log.read_text().count("tier bucket keeps failing") == 1
 
 
+def test_another_place_behind_the_same_url_costs_no_names(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    place = tmp_path / "bucket"
+    config = f'[[tiers]]\nname = "bucket"\nkind = "object"\nurl = "file://{place}"\n'
+    node = start_node(config=STORE + config, allow="tier bucket keeps failing")
+    with Client(node.store) as client:
+        store(client, {b"f": data_of(1)})
+        wait_copied(client)
+        assert client.evict_copies([b"f"]) == (1, 1)
+        place.rename(tmp_path / "away")
+        place.mkdir()
+        assert load(client, b"f") is None
+        assert client.lookup([b"f"]) == [MIB]
+        place.rmdir()
+        (tmp_path / "away").rename(place)
+        wait_until(lambda: load(client, b"f") == data_of(1))
+
+
 def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
     node = start_node(config=STORE + tier("scratch", tmp_path / "tier"))
     with Client(node.store) as client:
