@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from kvfs.config import FILES_MAX, TIER_LOOK_S, TIER_SCAN_PAUSE_S, TIER_SCAN_RARE_S, TIER_SCAN_S
+from kvfs.config import (
+    FILES_MAX,
+    TIER_LOOK_S,
+    TIER_SCAN_AGAIN_S,
+    TIER_SCAN_PAUSE_S,
+    TIER_SCAN_RARE_S,
+    TIER_SCAN_S,
+)
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import HoldingChange, TierLoad
@@ -35,7 +42,9 @@ class Scan:
         self._holdings = holdings
         self._reads = reads
         self._tiers = tiers
-        self._limiter = trio.CapacityLimiter(max(1, len(tiers)))
+        self._limiter = trio.CapacityLimiter(
+            max(1, 2 * len(tiers))
+        )  # one that hangs keeps no other
 
     async def run(self) -> None:
         """Background task."""
@@ -53,9 +62,10 @@ class Scan:
                 await self._scan(one, one.tier)
             except Unavailable as error:
                 log.info("tier %s cannot be looked through: %s", one.name, error)
-            else:
-                if one.config.kind not in FILLED_BY_OTHERS:
-                    return
+                await trio.sleep(TIER_SCAN_AGAIN_S)
+                continue
+            if one.config.kind not in FILLED_BY_OTHERS:
+                return
             # Who evicts must know what is there; to list all of a bucket costs.
             is_evicting = one.config.max_bytes is not None
             await trio.sleep(TIER_SCAN_S if is_evicting else TIER_SCAN_RARE_S)
