@@ -497,7 +497,8 @@ class Node:
             callback()
 
     async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
-        """Before files are taken away: have those that are in no other place put to a tier."""
+        """Before files are taken away: have those that are in no other place put to a tier. What
+        follows at once relies on it."""
         if self.tiering is None:
             return
         plan = self._plan(index, short_bytes, until_ns)

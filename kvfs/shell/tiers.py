@@ -34,7 +34,8 @@ def tier_lines(tiering: dict[str, Any]) -> Iterator[str]:
             ),
             (
                 "evicted from tiers",
-                f"{count_text(evicted['blobs'], 'blob')}, {size_text(evicted['bytes'])}",
+                f"{count_text(evicted['blobs'], 'blob')}, {size_text(evicted['bytes'])};"
+                f" {evicted['moved_blobs']:,} of them put to another tier first",
             ),
         ]
     )

@@ -20,18 +20,16 @@ from kvfs.config import (
     BEHIND_SETTLE_S,
     BEHIND_WAITING_MAX,
     BEHIND_YIELD_S,
-    COPIES_PATHS_MAX,
     DEMOTE_S,
     TIER_USES_MAX,
-    TierRule,
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.tiering.copying import Copier
 from kvfs.tiering.holdings import Holdings
-from kvfs.tiering.policy import rule_of
 from kvfs.tiering.reads import Reads
+from kvfs.tiering.rules import Rules
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +44,15 @@ class _Entry:
 class WriteBehind:
     """In the node's thread."""
 
-    def __init__(self, node: Node, holdings: Holdings, reads: Reads, copier: Copier) -> None:
+    def __init__(
+        self, node: Node, holdings: Holdings, reads: Reads, copier: Copier, rules: Rules
+    ) -> None:
         self._node = node
         self._holdings = holdings
         self._reads = reads
         self._copier = copier
-        self._rules = node.config.tier_rules
-        self._has_second_use = any(rule.second_use for rule in self._rules)
+        self._rules = rules
+        self._has_second_use = any(rule.second_use for rule in rules.all)
         self._new: deque[_Entry] = deque()  # both in the order in which they are due
         self._put_off: deque[_Entry] = deque()
         self._queued: set[bytes] = set()  # digests of both
@@ -63,6 +63,7 @@ class WriteBehind:
         self._wake = trio.Event()
         self.dropped_files = 0  # for which the queue had no room
         self.demoted_files = 0
+        self._has_said_untaken = False
 
     @property
     def waiting(self) -> int:
@@ -207,7 +208,7 @@ class WriteBehind:
 
     async def copy(self, digest: bytes) -> bool:
         """Have a blob on as many tiers as the rules say. False when it is not, and may be later."""
-        rule = self._rule(digest)
+        rule = self._rules.of(digest)
         if rule.second_use and digest not in self._read:
             return True
         return await self._copier.copy(digest, rule.copies)
@@ -218,18 +219,26 @@ class WriteBehind:
         with trio.move_on_after(DEMOTE_S):
             async with trio.open_nursery() as nursery:
                 for digest in digests:
-                    if self._rule(digest).copies:
+                    if self._rules.of(digest).copies:
                         nursery.start_soon(self._demote_one, digest)
 
     async def _demote_one(self, digest: bytes) -> None:
         try:
-            if await self._copier.copy(digest, 1, DEMOTE_S):
-                self.demoted_files += 1
+            is_settled = await self._copier.keep(digest, DEMOTE_S)
         except KvfsError as error:
             log.info("blob %s cannot be put to a tier: %s", digest.hex(), error)
+            is_settled = False
+        if self._holdings.held([digest]):
+            self.demoted_files += 1
+        elif not is_settled:
+            self._say_untaken(digest)
 
-    def _rule(self, digest: bytes) -> TierRule:
-        if not self._rules:  # nor is anybody asked for paths
-            return rule_of((), [b""])
-        held = self._node.meta.held_paths(digest, (0, 0, b""), COPIES_PATHS_MAX)
-        return rule_of(self._rules, [one.path for one in held])
+    def _say_untaken(self, digest: bytes) -> None:
+        level = logging.DEBUG if self._has_said_untaken else logging.WARNING
+        self._has_said_untaken = True
+        log.log(
+            level,
+            "no tier takes blob %s, which is about to leave this node: the names of such go; see "
+            "`kvfs doctor`, and make room in a tier or add one (said once)",
+            digest.hex(),
+        )

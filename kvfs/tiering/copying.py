@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum, auto
 
 import trio
@@ -46,14 +48,36 @@ class Copier:
     async def copy(self, digest: bytes, copies: int, deadline_s: float | None = None) -> bool:
         """Have a blob that is here on so many tiers; False when it is not, and may be later. Each
         put may take so long, or as long as its tier lets it."""
+        async with self._turn(digest):
+            return await self._copy_once(digest, copies, deadline_s)
+
+    async def keep(self, digest: bytes, deadline_s: float) -> bool:
+        """Have the last copy of a blob, which is here, in a tier where it is likely to stay: if one
+        takes it without giving up another last copy, then in that. As `copy` else."""
+        async with self._turn(digest):
+            return await self._keep_once(digest, deadline_s)
+
+    @asynccontextmanager
+    async def _turn(self, digest: bytes) -> AsyncIterator[None]:
         while (other := self._under_way.get(digest)) is not None:
             await other.wait()
         done = self._under_way[digest] = trio.Event()
         try:
-            return await self._copy_once(digest, copies, deadline_s)
+            yield
         finally:
             del self._under_way[digest]
             done.set()
+
+    async def _keep_once(self, digest: bytes, deadline_s: float) -> bool:
+        (blob,) = self._node.meta.blobs([digest])
+        if blob is None or self._holdings.held([digest]):
+            return True
+        for spares_last in (True, False):
+            for one in self._room.by_room(blob.size_bytes):
+                outcome = await self._try(one, digest, blob.size_bytes, deadline_s, spares_last)
+                if outcome in (_Outcome.DONE, _Outcome.LOST):
+                    return True
+        return False
 
     async def _copy_once(self, digest: bytes, copies: int, deadline_s: float | None) -> bool:
         (blob,) = self._node.meta.blobs([digest])
@@ -64,21 +88,47 @@ class Copier:
             if not wanted_more(copies, order, *self._holdings.masks([digest])):
                 break
             one = self._holdings.tier(number)
-            if not one.is_usable or one.full_until_s > trio.current_time():
-                continue
-            outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
-            if outcome is _Outcome.FULL and await self._room.note_full(one, blob.size_bytes):
-                outcome = await self._put(one, digest, blob.size_bytes, deadline_s)
+            outcome = await self._try(one, digest, blob.size_bytes, deadline_s)
             if outcome is _Outcome.LOST:
                 return True
         return not wanted_more(copies, order, *self._holdings.masks([digest]))
 
+    async def _try(
+        self,
+        one: ConfiguredTier,
+        digest: bytes,
+        size_bytes: int,
+        deadline_s: float | None,
+        spares_last: bool = False,
+    ) -> _Outcome:
+        if not one.is_usable or one.full_until_s > trio.current_time():
+            return _Outcome.FAILED
+        outcome = await self._put(one, digest, size_bytes, deadline_s, spares_last)
+        if outcome is not _Outcome.FULL or spares_last:
+            return outcome
+        if await self._room.note_full(one, size_bytes):
+            outcome = await self._put(one, digest, size_bytes, deadline_s, spares_last)
+        return outcome
+
     async def _put(
+        self,
+        one: ConfiguredTier,
+        digest: bytes,
+        size_bytes: int,
+        deadline_s: float | None,
+        spares_last: bool,
+    ) -> _Outcome:
+        async with self._room.granted(one, size_bytes, spares_last) as is_granted:
+            if is_granted:
+                return await self._put_there(one, digest, size_bytes, deadline_s)
+        limit_bytes = one.config.max_bytes
+        if not spares_last and limit_bytes is not None and size_bytes <= limit_bytes:
+            one.full_until_s = trio.current_time() + TIER_FULL_S
+        return _Outcome.FAILED
+
+    async def _put_there(
         self, one: ConfiguredTier, digest: bytes, size_bytes: int, deadline_s: float | None
     ) -> _Outcome:
-        if not await self._room.make(one, size_bytes):
-            one.full_until_s = trio.current_time() + TIER_FULL_S
-            return _Outcome.FAILED
         contents = self._node.contents
         directory, tier = contents.directory_of(digest), one.tier
         if directory is None:

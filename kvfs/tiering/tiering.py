@@ -29,6 +29,7 @@ from kvfs.tiering.opening import ConfiguredTier, Opening, place_of
 from kvfs.tiering.reads import Reads
 from kvfs.tiering.rebuild import rebuild_from_tier
 from kvfs.tiering.room import Room
+from kvfs.tiering.rules import Rules
 from kvfs.tiering.scan import Scan
 from kvfs.tiering.trouble import tell_troubles
 from kvfs.tiers.contract import WritableTier
@@ -51,9 +52,12 @@ class Tiering:
         self.holdings = Holdings(node.meta, self.tiers)
         self._token = trio.lowlevel.current_trio_token()
         self.transfer = Transfer(on_gone=self._hear_gone)
-        self.room = Room(node.meta, self.holdings, self._held_by_nodes, self._drop_if_nowhere)
+        rules = Rules(node)
+        self.room = Room(
+            node.meta, self.holdings, rules, self._held_by_nodes, self._drop_if_nowhere
+        )
         self.copier = Copier(node, self.holdings, self.room)
-        self.behind = WriteBehind(node, self.holdings, self.reads, self.copier)
+        self.behind = WriteBehind(node, self.holdings, self.reads, self.copier, rules)
         self.bringer = Bringer(
             node, self.holdings, self.reads, self.transfer, self._drop_if_nowhere
         )

@@ -126,6 +126,12 @@ class DirectoryTier(WritableTier):
             os.close(fd)
         return True
 
+    def open_here(self, digest: bytes) -> int | None:
+        """A descriptor of a blob on a local disk or in memory, for the caller to close; None when
+        it is not here. Raises `TierTrouble` and OSError."""
+        assert self._threads is None
+        return self._open(digest, 0)
+
     def _open(self, digest: bytes, least_bytes: int) -> int | None:
         """A descriptor of a blob that is at least so long; None when there is none."""
         try:

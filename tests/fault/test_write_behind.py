@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,15 +19,16 @@ from kvfs.tiering import behind
 from kvfs.tiering.reads import Reads
 from kvfs.tiering.tiering import Tiering
 from kvfs.tiers import sources
+from kvfs.tiers.directory import DirectoryTier
 from tests.own_node import fail_with, load, store
 
 DEADLINE_S = 20.0
 
 
 @asynccontextmanager
-async def tiering(node: Node, path: Path) -> AsyncIterator[Tiering]:
+async def tiering(node: Node, path: Path, max_bytes: int | None = None) -> AsyncIterator[Tiering]:
     limits = TIER_LIMITS[TierKind.NVME]
-    config = TierConfig("disk", TierKind.NVME, limits, path=path, min_free=0)
+    config = TierConfig("disk", TierKind.NVME, limits, path=path, min_free=0, max_bytes=max_bytes)
     node.config = replace(node.config, tiers=(config,))
     used = Tiering(node)
     async with used.running():
@@ -148,3 +150,38 @@ async def test_a_blob_that_the_disk_cannot_read_keeps_its_names(
         is_broken[0] = False
         await until(tiers, 0)
         assert held(node, 0)
+
+
+async def test_a_tier_with_a_limit_holds_no_more_however_many_come_at_once(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("no tier takes blob")
+    counts: list[int] = []
+    put = DirectoryTier.put
+
+    def count(self: DirectoryTier, *arguments: Any) -> None:
+        put(self, *arguments)
+        counts.append(len([file for file in self.path.rglob("blobs/*/*/*") if file.is_file()]))
+
+    monkeypatch.setattr(DirectoryTier, "put", count)
+    monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
+    async with tiering(node, tmp_path / "tier", max_bytes=3) as tiers:
+        for number in range(2):
+            store(node, b"f%d" % number, b"%d" % number)
+        await until(tiers, 0)
+        monkeypatch.setattr(behind, "BEHIND_SETTLE_S", DEADLINE_S)
+        for number in range(2, 9):
+            store(node, b"f%d" % number, b"%d" % number)
+        digests = [digest_of(b"%d" % number) for number in range(9)]
+        await tiers.demote(digests, tiers.held(digests))
+        assert [held(node, number) for number in range(2)] == [True, True]  # leave with the others
+        assert [held(node, number) for number in range(9)].count(True) == 3
+        assert max(counts) <= 3 and tiers.behind.demoted_files == 1
+
+
+async def test_what_has_gone_before_it_was_demoted_is_not_counted(
+    node: Node, tmp_path: Path
+) -> None:
+    async with tiering(node, tmp_path / "tier") as tiers:
+        await tiers.demote([digest_of(b"gone")], ())
+        assert tiers.behind.demoted_files == 0
