@@ -248,6 +248,7 @@ TIER_ASKED_MAX = 16  # questions to tiers at the same time, of all: each takes a
 TIER_FETCH_S = 30.0  # how long a file of usual size is waited for, and longer for a large one
 TIER_SLOW_BYTES_S = 10 * MIB  # who reads a large one more slowly is not waited for
 TIER_OPEN_TRIES = 3  # of a file that went back to tiers before it was opened
+TIER_LEAD_S = 1.0  # how long tiers are waited for before other nodes are asked as well
 TIER_CLOSE_S = 2.0  # for reads to end when a node does
 BEHIND_WAITING_MAX = 65_536  # blobs that are to be copied to tiers
 BEHIND_PUTS_MAX = 4  # copied at the same time

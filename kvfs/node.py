@@ -13,11 +13,13 @@ Bytes do not pass through here: readers and writers get descriptors.
 
 import errno
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -26,10 +28,10 @@ from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
-from kvfs.config import EVICTION_BATCH, FILES_MAX, TIER_OPEN_TRIES, Config, whole_pages
+from kvfs.config import EVICTION_BATCH, FILES_MAX, TIER_LEAD_S, TIER_OPEN_TRIES, Config, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
+from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
 from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.neighbours import Neighbours, Referral
 from kvfs.open_blobs import OpenBlobs
@@ -44,6 +46,8 @@ from kvfs.uses import Uses
 
 if TYPE_CHECKING:
     from kvfs.tiering.tiering import Tiering  # which is built on a node
+
+Given = TypeVar("Given")
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +227,9 @@ class Node:
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, where a tier or another node has them. Tiers are
-        asked first. In a cluster, what nobody is known to have is looked for in tiers that others
-        fill; a node alone knows what its tiers have."""
+        asked first, and other nodes as well when these take long. In a cluster, what nobody is
+        known to have is looked for in tiers that others fill; a node alone knows what its tiers
+        have."""
         if self.tiering is None and self.neighbours is None:
             return
         inodes = list(inodes)
@@ -234,11 +239,50 @@ class Node:
 
     async def fetch(self, inodes: Sequence[Inode]) -> None:
         """As `bring`, with no reader who waits for it."""
-        if self.tiering is not None:
-            await self.tiering.bring(inodes)
-        if self.neighbours is not None:
+        is_soon = await self._bring_soon(inodes)
+        if self.neighbours is None:
+            return
+        if is_soon:
             await self.neighbours.bring(inodes)
-            await self._search(inodes)
+        else:
+            async with trio.open_nursery() as nursery:
+                for one in inodes:
+                    from_peers = partial(self.neighbours.bring, [one])
+                    nursery.start_soon(self._bring_from_either, one, from_peers)
+        await self._search(inodes)
+
+    async def _bring_soon(self, inodes: Sequence[Inode]) -> bool:
+        """Have tiers give what they have; in a cluster False when they take long. It comes all the
+        same."""
+        with trio.move_on_after(math.inf if self.neighbours is None else TIER_LEAD_S) as lead:
+            if self.tiering is not None:
+                await self.tiering.bring(inodes)
+        return not lead.cancelled_caught
+
+    async def _bring_from_either(
+        self, inode: Inode, from_peers: Callable[[], Awaitable[Given]]
+    ) -> Given | None:
+        """Wait until tiers, which take long, or peers have given a file, or neither does; what
+        `from_peers` returned."""
+        given: Given | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._bring_late, inode, nursery.cancel_scope)
+            try:
+                given = await from_peers()
+            except KvfsError as error:  # which says nothing of the tiers
+                log.warning("blob %s does not come from other nodes: %s", inode.digest.hex(), error)
+            if given is not None or self.is_here([inode.digest])[0]:
+                nursery.cancel_scope.cancel()
+        return given
+
+    async def _bring_late(self, inode: Inode, others: trio.CancelScope) -> None:
+        assert self.tiering is not None
+        try:
+            await self.tiering.bring([inode])
+        except KvfsError as error:  # nor that of the other nodes
+            log.warning("blob %s does not come from tiers: %s", inode.digest.hex(), error)
+        if self.is_here([inode.digest])[0]:
+            others.cancel()
 
     async def _search(self, inodes: Sequence[Inode]) -> None:
         """In a cluster: ask tiers that others fill for what nobody is known to have."""
@@ -297,10 +341,10 @@ class Node:
         inode = self._published(ino)
         if self.ahead is not None:
             self.ahead.note_awaited([inode])
-        if self.tiering is not None:
-            await self.tiering.bring([inode])
+        is_soon = await self._bring_soon([inode])
         if self.neighbours is not None:
-            arriving = await self.neighbours.begin(inode)
+            begin = partial(self.neighbours.begin, inode)
+            arriving = await (begin() if is_soon else self._bring_from_either(inode, begin))
             if arriving is not None:
                 self.touch([ino], reader)
                 return arriving
