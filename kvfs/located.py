@@ -16,6 +16,7 @@ from kvfs.config import TIERS_MAX, TierConfig, TierKind, TierLimits
 from kvfs.errors import InvalidInput
 
 NOWHERE = -1  # the directory of a file that has no copy here
+DIRECTORIES_TOLD_MAX = 1024  # of a store; far more than a machine has disks
 COMING = 0  # in the answer to `open`, in the place of a file that is still on its way here
 
 
@@ -90,7 +91,9 @@ def _unpack_file(value: Any, nodes: list[Any], descriptors: Iterator[int]) -> Lo
             str(address), bytes(ticket),
         ]:  # fmt: skip
             fd = None if directory == NOWHERE else next(descriptors, None)
-            is_told = fd is not None or directory == NOWHERE
+            is_told = directory == NOWHERE or (
+                fd is not None and directory in range(DIRECTORIES_TOLD_MAX)
+            )
             known = range(len(nodes))
             if is_told and _are_numbers(tiers, range(TIERS_MAX)) and _are_numbers(places, known):
                 peers = tuple(nodes[place] for place in places)

@@ -246,7 +246,7 @@ class Node:
             await self.neighbours.bring(inodes)
         else:
             async with trio.open_nursery() as nursery:
-                for one in inodes:
+                for one in (inode for inode in inodes if inode.is_published):
                     from_peers = partial(self.neighbours.bring, [one])
                     nursery.start_soon(self._bring_from_either, one, from_peers)
         await self._search(inodes)

@@ -121,7 +121,7 @@ class ConfiguredTiers:
                 if self._known.get(number) is known:
                     self._opened(number, tier)
                     known.tier, tier = tier, None
-        except KvfsError as error:
+        except (KvfsError, OSError) as error:
             level = logging.INFO if known.is_said else logging.WARNING
             known.is_said = True
             log.log(level, "kvfs: tier %s is not used here: %s", known.config.name, error)

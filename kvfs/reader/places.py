@@ -16,7 +16,7 @@ from kvfs.config import (
     TierLimits,
 )
 from kvfs.errors import QueueFull
-from kvfs.located import Located, LocatedFile, ToldTiers
+from kvfs.located import DIRECTORIES_TOLD_MAX, Located, LocatedFile, ToldTiers
 from kvfs.peers.messages import Range
 from kvfs.reader.configured import ConfiguredTiers
 from kvfs.reader.tickets import NodeReferrer
@@ -31,8 +31,7 @@ STORE, PEERS = "store", "peers"
 
 # Numbers of tiers: those of the configuration have the node's.
 _DIRECTORY_FIRST = TIERS_MAX
-_DIRECTORIES_MAX = 1024
-_PEER_FIRST = _DIRECTORY_FIRST + _DIRECTORIES_MAX
+_PEER_FIRST = _DIRECTORY_FIRST + DIRECTORIES_TOLD_MAX
 
 
 class Placed:
@@ -156,17 +155,23 @@ class Places:
                     referrer.keep(whole, file.address, file.ticket)
         if file.fd is None:
             return Placed(file, tiers, None, None)
-        number, tier = self._directory(file.directory)
+        try:
+            number, tier = self._directory(file.directory)
+        except QueueFull as error:
+            log.info("kvfs: directory %d is not read from: %s", file.directory, error)
+            file.close()
+            return Placed(file, tiers, None, None)
         handed = tier.hand(file.digest, file.size_bytes, file.fd)  # last: it owns the descriptor
         return Placed(file, (*tiers, number), tier, handed)
 
     def _directory(self, number: int) -> tuple[int, HandedTier]:
+        """One of the store's as a tier. Raises `QueueFull` where there are too many tiers."""
         with self._lock:
             tier = self._directories.get(number)
             if tier is None:
                 tier = HandedTier(f"store {number}", self._directory_limits, self._complain)
-                self._directories[number] = tier
                 self._transfer.add_tier(_DIRECTORY_FIRST + number, tier)
+                self._directories[number] = tier
         return _DIRECTORY_FIRST + number, tier
 
     def _peer(self, node_id: bytes, *, is_needed: bool) -> tuple[int, NodeReferrer] | None:

@@ -1,19 +1,24 @@
 """Loads from several places at once: what each gives, and what its failures cost."""
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_bridge.plan import RequestLoad, plan_load
 from kvfs.config import TierConfig, TierKind
-from kvfs.errors import TierTrouble
+from kvfs.errors import QueueFull, TierTrouble
 from kvfs.located import ToldTiers
+from kvfs.reader import configured
 from kvfs.tiers.directory import DirectoryTier
 from kvfs.tiers.handed import HandedFile, HandedTier
+from kvfs.transfer.runner import Transfer
 from tests.processes import wait_until
 from tests.tiers import LIMITS, open_directory
 from tests.unit.test_transfers import GEOMETRY, HASHES, PLACE, WAIT_S, Bench
@@ -227,6 +232,38 @@ def test_a_tier_that_cannot_be_opened_here_is_said_once_and_not_used(
         bench.load(request, TARGETS)
         assert bench.outcome().is_whole
     assert not bench.path.exists()  # nor is it made
+
+
+def test_a_tier_whose_disk_fails_when_it_is_opened_is_said_and_not_used(
+    bench: Places, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("tier scratch is not used here: .*Input/output error")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(configured, "open_tier", fail)
+    bench.put(0, 1, 2, is_here=True)
+    bench.load("r", TARGETS)
+    assert bench.outcome().is_whole
+
+
+def test_a_directory_for_which_there_was_no_room_is_read_from_later(
+    bench: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_tier = Transfer.add_tier
+
+    def refuse(transfer: Transfer, number: int, tier: Any) -> None:
+        if isinstance(tier, HandedTier):
+            raise QueueFull("tiers", 1, 0)
+        add_tier(transfer, number, tier)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfer, "add_tier", refuse)
+        bench.load("r", TARGETS)
+        assert not bench.outcome().is_whole
+    bench.load("s", TARGETS)
+    assert bench.outcome().is_whole
 
 
 def test_a_tier_that_hangs_when_it_is_opened_is_waited_for_once(

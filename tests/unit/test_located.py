@@ -10,6 +10,7 @@ import pytest
 from kvfs.config import TIER_LIMITS, TIERS_MAX, TierConfig, TierKind
 from kvfs.errors import InvalidInput
 from kvfs.located import (
+    DIRECTORIES_TOLD_MAX,
     NOWHERE,
     Located,
     LocatedFile,
@@ -65,6 +66,8 @@ THERE = [5, DIGEST, NOWHERE, [], [0], "a:1", b"t"]
         ([1, [], [[*HERE[:3], [-1], *HERE[4:]]]], 1),
         ([1, [], [[*HERE[:3], ["s"], *HERE[4:]]]], 1),
         ([1, [], [[*HERE[:3], [True], *HERE[4:]]]], 1),
+        ([1, [], [[*HERE[:2], DIRECTORIES_TOLD_MAX, *HERE[3:]]]], 1),
+        ([1, [], [[*HERE[:2], -2, *HERE[3:]]]], 1),
         ([1, [], [THERE]], 0),  # at a node of which nothing is said
         ([1, ["node"], [THERE]], 0),
         ([1, [FIRST], [[*THERE[:5], 7, b"t"]]], 0),
