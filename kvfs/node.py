@@ -107,6 +107,7 @@ class Node:
         self.ahead: Ahead | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
+        self._demoted: set[bytes] = set()  # what tiers were offered for the eviction that follows
         self._held: dict[int, int] = {}
         self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self._watchers: list[Callable[[Change], None]] = []
@@ -542,13 +543,14 @@ class Node:
 
     async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
         """Before files are taken away: have those that are in no other place put to a tier. What
-        follows at once relies on it."""
+        follows at once relies on it, and takes no others."""
         if self.tiering is None:
             return
         plan = self._plan(index, short_bytes, until_ns)
         inodes = [inode for ino in plan.evict if (inode := self.meta.inode(ino)) is not None]
         digests = [inode.digest for inode in inodes]
         await self.tiering.demote(digests, self._elsewhere(digests))
+        self._demoted = {inode.digest for inode in inodes}
 
     def _plan(self, index: int, short_bytes: int, until_ns: int) -> evict.Decision:
         self.uses.write()
@@ -576,10 +578,22 @@ class Node:
         """Take away the coldest files of a directory."""
         decision = self._plan(index, short_bytes, until_ns)
         self.meta.restamp(decision.restamp)
-        self.drop_files(decision.evict)
-        self.counters.evicted_files += len(decision.evict)
-        self.counters.evicted_bytes += decision.freed_bytes
-        return Evicted(len(decision.evict), not decision.evict and not decision.restamp)
+        going, freed_bytes = decision.evict, decision.freed_bytes
+        if self.tiering is not None:
+            inodes = self._ready_to_go(going)
+            going = tuple(inode.ino for inode in inodes)
+            freed_bytes = sum(inode.size_bytes for inode in inodes)
+        self.drop_files(going)
+        self.counters.evicted_files += len(going)
+        self.counters.evicted_bytes += freed_bytes
+        return Evicted(len(going), not decision.evict and not decision.restamp)
+
+    def _ready_to_go(self, inos: Sequence[int]) -> list[Inode]:
+        """Those whose bytes are elsewhere, or were offered to tiers. Others came in the place of
+        files that were used while tiers were busy, and are offered next."""
+        inodes = [inode for ino in inos if (inode := self.meta.inode(ino)) is not None]
+        elsewhere = self._elsewhere([inode.digest for inode in inodes])
+        return [i for i in inodes if i.digest in self._demoted or i.digest in elsewhere]
 
     def statfs(self) -> Statfs:
         """Capacity and room of all directories together; never waits."""

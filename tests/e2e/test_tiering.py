@@ -248,7 +248,8 @@ def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_p
             tiering = tiering_of(client)
             assert tiering["behind"]["copied_files"] == 40
             assert tiering["evicted"]["blobs"] == 40 - len(files_in(disk / "tier"))
-            assert 10 <= len(files_in(disk / "tier")) <= 15
+            # At a time four copies find the disk full, and each makes room for itself.
+            assert 15 - 2 * 4 <= len(files_in(disk / "tier")) <= 15
         assert node.stop() == 0
     finally:
         subprocess.run(["umount", "-l", disk], check=False, timeout=30)
