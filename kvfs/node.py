@@ -12,33 +12,31 @@ Bytes do not pass through here: readers and writers get descriptors.
 """
 
 import errno
-import logging
-import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 
-from kvfs import evict
 from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
-from kvfs.config import EVICTION_BATCH, FILES_MAX, TIER_LEAD_S, TIER_OPEN_TRIES, Config, whole_pages
+from kvfs.config import FILES_MAX, TIER_OPEN_TRIES, Config, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, KvfsError, NamespaceError, OutOfSpace
+from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
+from kvfs.fetching import Fetching
+from kvfs.leaving import Leaving
 from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
 from kvfs.neighbours import Neighbours, Referral
 from kvfs.open_blobs import OpenBlobs
 from kvfs.orphans import Orphans
 from kvfs.prefetch.ahead import Ahead
 from kvfs.publish import Publisher
-from kvfs.reclaim import Evicted, Reclaim
+from kvfs.reclaim import Reclaim
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes
@@ -46,10 +44,6 @@ from kvfs.uses import Uses
 
 if TYPE_CHECKING:
     from kvfs.tiering.tiering import Tiering  # which is built on a node
-
-Given = TypeVar("Given")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +90,19 @@ class Node:
         self.started_ns = now_ns()
         self.counters = Counters()
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
+        self._held: dict[int, int] = {}
+        self._checks = Checks()
+        self._fetching = Fetching(self)
+        self._leaving = Leaving(self, self._held, self._checks.forget)
         self.reclaim = Reclaim(
-            directories, engine, self.space, self._release_spare, self._evict, self._demote
+            directories,
+            engine,
+            self.space,
+            self._release_spare,
+            self._leaving.evict,
+            self._leaving.demote,
         )
+        self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self.clients: set[object] = set()
         self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
         self.notices: list[str] = []  # and of what this start, or a join, found lost; a few
@@ -107,14 +111,10 @@ class Node:
         self.ahead: Ahead | None = None
         self.mountpoint: str | None = None
         self.describe_mount: Callable[[], dict[str, object]] | None = None
-        self._demoted: set[bytes] = set()  # what tiers were offered for the eviction that follows
-        self._held: dict[int, int] = {}
-        self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self._watchers: list[Callable[[Change], None]] = []
         self._use_watchers: list[UseWatcher] = []
         self._releasers: list[Callable[[], None]] = []
         self._nameless_watchers: list[Callable[[int], None]] = []
-        self._checks = Checks()
         self.uses = Uses(engine)
         self.open_blobs = OpenBlobs(engine)
         self._stamp_ns = 0
@@ -240,56 +240,7 @@ class Node:
 
     async def fetch(self, inodes: Sequence[Inode]) -> None:
         """As `bring`, with no reader who waits for it."""
-        is_soon = await self._bring_soon(inodes)
-        if self.neighbours is None:
-            return
-        if is_soon:
-            await self.neighbours.bring(inodes)
-        else:
-            async with trio.open_nursery() as nursery:
-                for one in (inode for inode in inodes if inode.is_published):
-                    from_peers = partial(self.neighbours.bring, [one])
-                    nursery.start_soon(self._bring_from_either, one, from_peers)
-        await self._search(inodes)
-
-    async def _bring_soon(self, inodes: Sequence[Inode]) -> bool:
-        """Have tiers give what they have; in a cluster False when they take long. It comes all the
-        same."""
-        with trio.move_on_after(math.inf if self.neighbours is None else TIER_LEAD_S) as lead:
-            if self.tiering is not None:
-                await self.tiering.bring(inodes)
-        return not lead.cancelled_caught
-
-    async def _bring_from_either(
-        self, inode: Inode, from_peers: Callable[[], Awaitable[Given]]
-    ) -> Given | None:
-        """Wait until tiers, which take long, or peers have given a file, or neither does; what
-        `from_peers` returned."""
-        given: Given | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._bring_late, inode, nursery.cancel_scope)
-            try:
-                given = await from_peers()
-            except KvfsError as error:  # which says nothing of the tiers
-                log.warning("blob %s does not come from other nodes: %s", inode.digest.hex(), error)
-            if given is not None or self.is_here([inode.digest])[0]:
-                nursery.cancel_scope.cancel()
-        return given
-
-    async def _bring_late(self, inode: Inode, others: trio.CancelScope) -> None:
-        assert self.tiering is not None
-        try:
-            await self.tiering.bring([inode])
-        except KvfsError as error:  # nor that of the other nodes
-            log.warning("blob %s does not come from tiers: %s", inode.digest.hex(), error)
-        if self.is_here([inode.digest])[0]:
-            others.cancel()
-
-    async def _search(self, inodes: Sequence[Inode]) -> None:
-        """In a cluster: ask tiers that others fill for what nobody is known to have."""
-        missing = [one for one in inodes if self.contents.directory_of(one.digest) is None]
-        if missing and self.tiering is not None:
-            await self.tiering.search(missing)
+        await self._fetching.fetch(inodes)
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """Where a client gets what is not here, by digest; for one ticket each, which is used up by
@@ -342,14 +293,10 @@ class Node:
         inode = self._published(ino)
         if self.ahead is not None:
             self.ahead.note_awaited([inode])
-        is_soon = await self._bring_soon([inode])
-        if self.neighbours is not None:
-            begin = partial(self.neighbours.begin, inode)
-            arriving = await (begin() if is_soon else self._bring_from_either(inode, begin))
-            if arriving is not None:
-                self.touch([ino], reader)
-                return arriving
-            await self._search([inode])
+        arriving = await self._fetching.begin(inode)
+        if arriving is not None:
+            self.touch([ino], reader)
+            return arriving
         return await self._open_brought(inode, reader)
 
     async def _open_checked(self, inode: Inode, reader: int | None) -> int:
@@ -512,24 +459,11 @@ class Node:
         """Remove every name of these files, as eviction does. Raises when their room stays taken,
         with or without the names. What tiers or other nodes have as well keeps its names: how many
         do."""
-        asked = len(inos)
-        if self.neighbours is not None or self.tiering is not None:
-            inos = self._keep_named(inos)
-        for parent, name, inode in self.meta.unlink_all(inos, self.now_ns()):
+        going = self._leaving.keep_named(inos)
+        for parent, name, inode in self.meta.unlink_all(going, self.now_ns()):
             self.notify(parent, name, inode.ino)
-        self._orphans.drop_now(inos)
-        return asked - len(inos)
-
-    def _keep_named(self, inos: Sequence[int]) -> list[int]:
-        """Give up this node's copies of what is elsewhere too; the files that are left."""
-        inodes = [inode for ino in inos if (inode := self.meta.inode(ino)) is not None]
-        digests = [inode.digest for inode in inodes if inode.is_published]
-        given_up = set() if self.tiering is None else set(self.tiering.give_up(digests))
-        if self.neighbours is not None:
-            given_up.update(self.neighbours.give_up([d for d in digests if d not in given_up]))
-        for digest in given_up:
-            self._checks.forget(digest)
-        return [inode.ino for inode in inodes if inode.digest not in given_up]
+        self._orphans.drop_now(going)
+        return len(inos) - len(going)
 
     def on_shortage(self, callback: Callable[[], None]) -> None:
         """Call back, in the node's thread, when room is needed: holds that are only kept for
@@ -540,60 +474,6 @@ class Node:
         self.uses.write()  # before it is asked which was the last: all of them may go
         for callback in self._releasers:
             callback()
-
-    async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
-        """Before files are taken away: have those that are in no other place put to a tier. What
-        follows at once relies on it, and takes no others."""
-        if self.tiering is None:
-            return
-        plan = self._plan(index, short_bytes, until_ns)
-        inodes = [inode for ino in plan.evict if (inode := self.meta.inode(ino)) is not None]
-        digests = [inode.digest for inode in inodes]
-        await self.tiering.demote(digests, self._elsewhere(digests))
-        self._demoted = {inode.digest for inode in inodes}
-
-    def _plan(self, index: int, short_bytes: int, until_ns: int) -> evict.Decision:
-        self.uses.write()
-        is_alone = self.neighbours is None and self.tiering is None
-        return evict.plan(
-            self.meta,
-            short_bytes,
-            EVICTION_BATCH,
-            directory=index,
-            kept=self._held.keys(),
-            until_ns=until_ns,
-            elsewhere=None if is_alone else self._elsewhere,
-        )
-
-    def _elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
-        """Those of the digests that tiers or other nodes have as well, as far as it is known."""
-        held = set() if self.tiering is None else self.tiering.held(digests)
-        if self.neighbours is not None:
-            rest = [digest for digest in digests if digest not in held]
-            others = self.neighbours.held_elsewhere(rest)
-            held.update(digest for digest in rest if digest in others)
-        return held
-
-    def _evict(self, index: int, short_bytes: int, until_ns: int) -> Evicted:
-        """Take away the coldest files of a directory."""
-        decision = self._plan(index, short_bytes, until_ns)
-        self.meta.restamp(decision.restamp)
-        going, freed_bytes = decision.evict, decision.freed_bytes
-        if self.tiering is not None:
-            inodes = self._ready_to_go(going)
-            going = tuple(inode.ino for inode in inodes)
-            freed_bytes = sum(inode.size_bytes for inode in inodes)
-        self.drop_files(going)
-        self.counters.evicted_files += len(going)
-        self.counters.evicted_bytes += freed_bytes
-        return Evicted(len(going), not decision.evict and not decision.restamp)
-
-    def _ready_to_go(self, inos: Sequence[int]) -> list[Inode]:
-        """Those whose bytes are elsewhere, or were offered to tiers. Others came in the place of
-        files that were used while tiers were busy, and are offered next."""
-        inodes = [inode for ino in inos if (inode := self.meta.inode(ino)) is not None]
-        elsewhere = self._elsewhere([inode.digest for inode in inodes])
-        return [i for i in inodes if i.digest in self._demoted or i.digest in elsewhere]
 
     def statfs(self) -> Statfs:
         """Capacity and room of all directories together; never waits."""
