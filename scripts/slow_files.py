@@ -4,7 +4,9 @@ benchmarks that every program can use alike.
     python scripts/slow_files.py DIRECTORY MOUNTPOINT BYTES_PER_S
 
 Reads share one rate, in pieces of what the kernel asks for, first come first served; a write, a
-look-up or a listing costs nothing. The kernel keeps nothing of it, so that no read is warm. A line
+look-up or a listing costs nothing. The kernel keeps nothing of it, so that no read is warm. Who
+finds it idle waits for the first byte on: only a server that is not scheduled while reads wait
+catches up, by `SAVED_BYTES_MAX` at most, and what a pause of up to `IDLE_S` saves is kept. A line
 on standard input is another rate; the answer is a line, and so is the first word when it serves.
 It leaves at the end of its standard input. Stop it with SIGSTOP for a tier that hangs.
 
@@ -28,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.tier_rig import TokenBucket  # noqa: E402  (path first)
 from tests.hanging_files import Passing  # noqa: E402
 
-BURST_BYTES = 3 * 512 * 1024  # what a pause saves up: half as much again as the kernel's reads
+SAVED_BYTES_MAX = 3 * 512 * 1024  # half as much again as the kernel's reads
+IDLE_S = 0.02  # between two reads of one who reads all the time; a longer pause saves up nothing
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 10.0
 
@@ -38,7 +41,8 @@ class Slow(Passing):
 
     def __init__(self, root: str, bytes_per_s: float) -> None:
         super().__init__(root)
-        self._bucket = TokenBucket(bytes_per_s, BURST_BYTES, trio.current_time())
+        self._bucket = TokenBucket(bytes_per_s, SAVED_BYTES_MAX, trio.current_time())
+        self._served_s = -inf  # when the last read had its bytes
         self._turn = trio.Lock()  # whose waiters are served in order
         self._changed = trio.Event()
 
@@ -49,11 +53,15 @@ class Slow(Passing):
         self._changed = trio.Event()
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
+        arrived_s = trio.current_time()
         data = os.pread(fh, size, off)
         async with self._turn:
+            if arrived_s - self._served_s > IDLE_S:
+                self._bucket.empty(arrived_s)
             while (wait_s := self._bucket.take(len(data), trio.current_time())) != 0.0:
                 with trio.move_on_after(inf if wait_s is None else wait_s):
                     await self._changed.wait()
+            self._served_s = trio.current_time()
         return data
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_a_read_waits_for_its_rate_and_gets_the_bytes(tmp_path: Path) -> None:
         assert found == [content]
         assert (slow.files / "written").read_bytes() == content
     assert not is_mounted(tmp_path / "slow")
+
+
+def test_who_finds_it_idle_waits_for_every_byte(tmp_path: Path) -> None:
+    with SlowDirectory(tmp_path / "files", tmp_path / "slow", bytes_per_s=4 * MIB) as slow:
+        (slow.files / "one").write_bytes(bytes(MIB))
+        for pause_s in (0.0, 0.5):  # the second would save up more than the file has
+            time.sleep(pause_s)
+            began_s = time.monotonic()
+            (slow.mountpoint / "one").read_bytes()
+            assert time.monotonic() - began_s > 0.24  # of 0.25
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
