@@ -15,7 +15,8 @@ turns:
   compared is the mean time from arrival until the last byte is in the engine's blocks.
 
 scripts/rival_driver.py says what each system is here; everything but the tiers' order is as it
-comes. What is loaded is compared with what was stored, and one wrong byte ends the run. Needs
+comes. What is loaded is compared with what was stored: one wrong byte ends the run, and so does a
+load that took less time than the tiers need for its bytes, which then came from elsewhere. Needs
 .envs/lmcache, .envs/vllm, FUSE, and memory for 6 times the payload. Choose speeds at which the
 processors are not what is measured: the summary says what the three file systems gave in all.
 """
@@ -42,7 +43,7 @@ from kvfs.config import MIB  # noqa: E402  (path first)
 from scripts.bench_tiers_on_mount import STOP_DEADLINE_S, Driver  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.engine_rig import OFFLINE  # noqa: E402
-from scripts.slow_files import SlowDirectory  # noqa: E402
+from scripts.slow_files import SAVED_BYTES_MAX, SlowDirectory  # noqa: E402
 
 ENVIRONMENTS = {"kvfs": ".venv", "lmcache": ".envs/lmcache", "vllm": ".envs/vllm"}
 NAMES = {"kvfs": "kvfs", "lmcache": "LMCache", "vllm": "vLLM tiering"}
@@ -93,12 +94,36 @@ def driver_of(
                 process.kill()
 
 
-def run_load(driver: Driver, system: str, times_s: list[float]) -> Any:
-    """One measurement. RuntimeError when bytes came back other than they were stored."""
+def run_load(
+    driver: Driver, system: str, times_s: list[float], arguments: argparse.Namespace
+) -> Any:
+    """One measurement. RuntimeError as `check` says."""
     answer = driver.ask("load", times_s)
-    if answer["right"] != len(times_s):
-        raise RuntimeError(f"{system}: {answer['right']} of {len(times_s)} requests came back")
+    check(answer, system, len(times_s), arguments)
     return answer
+
+
+def check(answer: Any, system: str, requests: int, arguments: argparse.Namespace) -> None:
+    """RuntimeError when bytes came back other than they were stored, or sooner than the tiers can
+    have given them."""
+    if answer["right"] != requests:
+        raise RuntimeError(f"{system}: {answer['right']} of {requests} requests came back")
+    payload_bytes = requests * request_bytes(arguments)
+    if answer["whole_s"] < (least_s := shortest_s(payload_bytes, arguments.mb_per_s)):
+        raise RuntimeError(
+            f"{system}: {payload_bytes / MIB:.0f} MiB came in {answer['whole_s']:.3f} s, and the"
+            f" tiers need {least_s:.3f} s: not all of it was read there"
+        )
+
+
+def request_bytes(arguments: argparse.Namespace) -> int:
+    return int(arguments.chunks * arguments.mib * MIB)
+
+
+def shortest_s(payload_bytes: int, mb_per_s: list[float]) -> float:
+    """How long the tiers take when each gives all that its server may catch up, and its rate."""
+    saved_bytes = len(mb_per_s) * SAVED_BYTES_MAX
+    return max(0, payload_bytes - saved_bytes) / (sum(mb_per_s) * 1e6)
 
 
 def measure(
@@ -106,20 +131,20 @@ def measure(
 ) -> tuple[dict[str, Measured], float]:
     """All rounds, and the bytes a second of the bursts."""
     measured = {system: Measured() for system in drivers}
-    request_bytes = arguments.chunks * arguments.mib * MIB
     for number in range(arguments.rounds):
         for system in turns(drivers, number):
-            answer = run_load(drivers[system], system, [0.0] * arguments.requests)
-            speed = arguments.requests * request_bytes / answer["whole_s"] / 1e6
+            times_s = [0.0] * arguments.requests
+            answer = run_load(drivers[system], system, times_s, arguments)
+            speed = arguments.requests * request_bytes(arguments) / answer["whole_s"] / 1e6
             measured[system].offline_mb_per_s.append(speed)
             note(f"round {number + 1}: offline {NAMES[system]}: {speed:.1f} MB/s")
     rival = measured.get("lmcache") or next(iter(measured.values()))
     burst_bytes_per_s = BURST_LOAD * statistics.median(rival.offline_mb_per_s) * 1e6
     for number in range(arguments.rounds):
         for count in arguments.bursts:
-            times_s = arrivals(count, burst_bytes_per_s / request_bytes, seed=number)
+            times_s = arrivals(count, burst_bytes_per_s / request_bytes(arguments), seed=number)
             for system in turns(drivers, number):
-                took_s = run_load(drivers[system], system, times_s)["took_s"]
+                took_s = run_load(drivers[system], system, times_s, arguments)["took_s"]
                 measured[system].burst_s.setdefault(count, []).append(took_s)
                 mean_s = statistics.fmean(took_s)
                 note(f"round {number + 1}: burst of {count} {NAMES[system]}: mean {mean_s:.3f} s")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def test_bursts_come_by_chance_and_the_same_for_all() -> None:
     assert times_s == bench_rivals.arrivals(1000, 50.0, seed=3) == sorted(times_s)
     assert times_s[0] == 0.0
     assert times_s[-1] == pytest.approx(20.0, rel=0.15)
+
+
+def test_a_load_that_is_faster_than_the_tiers_ends_the_run() -> None:
+    arguments = Namespace(chunks=8, mib=2, mb_per_s=[80.0, 40.0, 24.0])
+    payload_bytes = 64 * 16 * MIB
+    at_rate_s = payload_bytes / 144e6
+    bench_rivals.check({"right": 64, "whole_s": at_rate_s}, "kvfs", 64, arguments)
+    with pytest.raises(RuntimeError, match="kvfs: 1024 MiB came in"):
+        bench_rivals.check({"right": 64, "whole_s": 0.99 * at_rate_s}, "kvfs", 64, arguments)
+    with pytest.raises(RuntimeError, match="kvfs: 63 of 64 requests"):
+        bench_rivals.check({"right": 63, "whole_s": at_rate_s}, "kvfs", 64, arguments)
 
 
 def test_the_comparison_stores_loads_and_reports(tmp_path: Path) -> None:
