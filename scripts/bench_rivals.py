@@ -12,7 +12,8 @@ turns:
 - offline: all requests at once; compared is payload over the time until the last is there;
 - bursts: so many requests that come by chance (Poisson), 1.2 times as many bytes a second as
   LMCache gave from all three when asked for all at once (which is what its first tier sustains);
-  compared is the mean time from arrival until the last byte is in the engine's blocks.
+  compared is the mean time from arrival until the last byte is in the engine's blocks. Without
+  LMCache there are none.
 
 scripts/rival_driver.py says what each system is here; everything but the tiers' order is as it
 comes. What is loaded is compared with what was stored: one wrong byte ends the run, and so does a
@@ -129,7 +130,7 @@ def shortest_s(payload_bytes: int, mb_per_s: list[float]) -> float:
 def measure(
     arguments: argparse.Namespace, drivers: dict[str, Driver]
 ) -> tuple[dict[str, Measured], float]:
-    """All rounds, and the bytes a second of the bursts."""
+    """All rounds, and the bytes a second of the bursts; 0 without bursts."""
     measured = {system: Measured() for system in drivers}
     for number in range(arguments.rounds):
         for system in turns(drivers, number):
@@ -138,8 +139,10 @@ def measure(
             speed = arguments.requests * request_bytes(arguments) / answer["whole_s"] / 1e6
             measured[system].offline_mb_per_s.append(speed)
             note(f"round {number + 1}: offline {NAMES[system]}: {speed:.1f} MB/s")
-    rival = measured.get("lmcache") or next(iter(measured.values()))
-    burst_bytes_per_s = BURST_LOAD * statistics.median(rival.offline_mb_per_s) * 1e6
+    if not arguments.bursts:
+        return measured, 0.0
+    lmcache_bytes_per_s = statistics.median(measured["lmcache"].offline_mb_per_s) * 1e6
+    burst_bytes_per_s = BURST_LOAD * lmcache_bytes_per_s
     for number in range(arguments.rounds):
         for count in arguments.bursts:
             times_s = arrivals(count, burst_bytes_per_s / request_bytes(arguments), seed=number)
@@ -235,7 +238,8 @@ def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
                 f"{'':<14} burst of {count}: mean {burst['mean_s']:.3f} s,"
                 f" p50 {burst['p50_s']:.3f} s, p99 {burst['p99_s']:.3f} s"
             )
-    print(f"bursts bring {figures['burst_mb_per_s']:.1f} MB/s")
+    if arguments.bursts:
+        print(f"bursts bring {figures['burst_mb_per_s']:.1f} MB/s")
     if "offline_ratios" in figures:
         ratios = figures["offline_ratios"]
         bound = sum(arguments.mb_per_s) / arguments.mb_per_s[0]
@@ -278,7 +282,7 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, default=8, help="of a request")
     parser.add_argument("--mib", type=int, default=2, help="of a chunk")
     parser.add_argument("--mb-per-s", type=float, nargs="+", default=[80.0, 40.0, 24.0])
-    parser.add_argument("--bursts", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--bursts", type=int, nargs="+", help="lengths; default: 16 64")
     parser.add_argument("--systems", choices=list(NAMES), nargs="+", default=list(NAMES))
     parser.add_argument("--odirect", action="store_true", help="of LMCache; the others look")
     parser.add_argument(
@@ -287,7 +291,11 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, help="of the files; default: /tmp's")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if max(arguments.bursts) > arguments.requests:
+    if "lmcache" not in arguments.systems and arguments.bursts:
+        parser.error("--bursts come at 1.2 times LMCache's rate: have lmcache among --systems")
+    if arguments.bursts is None:
+        arguments.bursts = [16, 64] if "lmcache" in arguments.systems else []
+    if max(arguments.bursts, default=0) > arguments.requests:
         parser.error("a burst cannot have more requests than there are")
     for system in arguments.systems:
         if not (ROOT / ENVIRONMENTS[system] / "bin" / "python").exists():

@@ -76,18 +76,48 @@ def test_a_load_that_is_faster_than_the_tiers_ends_the_run() -> None:
         bench_rivals.check({"right": 63, "whole_s": at_rate_s}, "kvfs", 64, arguments)
 
 
-def test_the_comparison_stores_loads_and_reports(tmp_path: Path) -> None:
-    words = ["--systems", "kvfs", "--rounds", "1", "--requests", "3", "--chunks", "2"]
-    words += ["--mib", "1", "--mb-per-s", "800", "400", "240", "--bursts", "2", "--json"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "bench_rivals.py", *words, "--directory", tmp_path],
+def run_bench(*words: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "bench_rivals.py", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_the_comparison_stores_loads_and_reports(tmp_path: Path) -> None:
+    words = ["--systems", "kvfs", "--rounds", "1", "--requests", "3", "--chunks", "2"]
+    words += ["--mib", "1", "--mb-per-s", "800", "400", "240", "--json"]
+    done = run_bench(*words, "--directory", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["systems"]["kvfs"]
     assert found["offline_mb_per_s"][0] > 0
-    assert found["bursts"]["2"]["mean_s"] > 0
+    assert found["bursts"] == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bursts_need_the_rival_whose_rate_they_come_at() -> None:
+    done = run_bench("--systems", "kvfs", "--bursts", "2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("have lmcache among --systems")
+
+
+def test_a_burst_is_loaded_as_it_comes_and_reported(tmp_path: Path) -> None:
+    words = ["kvfs", tmp_path / "one", "--log", tmp_path / "log", "--requests", "3"]
+    command = [sys.executable, ROOT / "scripts" / "rival_driver.py", *words]
+    done = subprocess.run(
+        [*command, "--chunks", "2", "--mib", "1"],
+        input='["store"]\n["load", [0.0, 0.01, 0.03]]\n["load", [0.0]]\n',
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ready, stored, three, one = map(json.loads, done.stdout.splitlines())
+    assert (ready, stored) == ("ready", None)
+    assert three["right"] == len(three["took_s"]) == 3
+    assert three["whole_s"] > 0.03
+    assert one["right"] == 1
+    assert bench_rivals.summary(bench_rivals.Measured([], {3: [three["took_s"]]}), 3)["mean_s"] > 0
