@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -67,9 +68,16 @@ Way = Callable[[Sequence[RigTier], Sequence[bytes], int], Run]
 
 
 def pulling(
-    rigs: Sequence[RigTier], digests: Sequence[bytes], size_bytes: int, *, hedges: int = 4
+    rigs: Sequence[RigTier],
+    digests: Sequence[bytes],
+    size_bytes: int,
+    *,
+    hedges: int = 4,
+    halfway: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Production's transfer. It begins without any knowledge of the tiers."""
+    """Production's transfer. It begins without any knowledge of the tiers. `halfway` is called when
+    half of the chunks have landed."""
+    half_bytes = len(digests) // 2 * size_bytes
     run, lock = Run(), threading.Lock()
     transfer = Transfer(SlotPool(SLOTS, size_bytes), scratch_reads=hedges)
     tiers = tuple(range(len(rigs)))
@@ -82,6 +90,9 @@ def pulling(
         with lock:
             run.landed_bytes += size_bytes
             run.wrong += not is_right
+            is_half = run.landed_bytes == half_bytes
+        if is_half:
+            halfway()
 
     chunks = [WantedChunk(digest, size_bytes, tiers) for digest in digests]
     try:
@@ -122,16 +133,14 @@ def fixed(choose: Callable[[int], int]) -> Way:
                     run.landed_bytes += size_bytes * is_right
                     run.lost += not is_right
 
-        threads = [
-            threading.Thread(target=read, args=(rig, waiting))
+        readers = [
+            (rig, waiting)
             for rig, waiting in zip(rigs, queues, strict=True)
             for _ in range(rig.limits.reads_max)
         ]
-        with sampled(rigs, run):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(len(readers)) as threads, sampled(rigs, run):
+            for ended in [threads.submit(read, *reader) for reader in readers]:
+                ended.result()
         return run
 
     return read_all
@@ -175,14 +184,14 @@ def sampled(rigs: Sequence[RigTier], run: Run) -> Iterator[None]:
         given = [rig.counters.read_bytes - begin for rig, begin in zip(rigs, before, strict=True)]
         run.samples.append((time.monotonic() - began_s, given))
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield
-        run.took_s = time.monotonic() - began_s
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        sampling = thread.submit(sample)
+        try:
+            yield
+            run.took_s = time.monotonic() - began_s
+        finally:
+            ended.set()
+        sampling.result()
     note()
 
 
@@ -203,13 +212,15 @@ def changing(rigs: Sequence[RigTier], speeds: Sequence[float], seed: int) -> Ite
             if ended.wait(max(0.0, began_s + step * PACE_S - time.monotonic())):
                 return
 
-    thread = threading.Thread(target=change)
-    thread.start()
     try:
-        yield paces
+        with ThreadPoolExecutor(1) as thread:
+            changes = thread.submit(change)
+            try:
+                yield paces
+            finally:
+                ended.set()
+            changes.result()
     finally:
-        ended.set()
-        thread.join()
         for rig, speed in zip(rigs, speeds, strict=True):
             rig.set_rate(speed)
 

@@ -5,6 +5,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,15 +138,14 @@ def changing_speeds(ground: Ground, number: int, table: Table) -> None:
 def frozen(ground: Ground, number: int, table: Table) -> None:
     job = ground.job(sum(ground.speeds))
     without = pulling(ground.rigs[1:], job, ground.size_bytes)
-    fastest = ground.rigs[0]
-    timer = threading.Timer(ground.seconds / 2, fastest.set_frozen, [True])
-    timer.start()
-    try:
-        run = pulling(ground.rigs, job, ground.size_bytes)
-    finally:
-        timer.cancel()
-        timer.join()
-        fastest.set_frozen(False)
+    was_frozen = threading.Event()
+
+    def freeze() -> None:
+        ground.rigs[0].set_frozen(True)
+        was_frozen.set()
+
+    run = pulling(ground.rigs, job, ground.size_bytes, halfway=freeze)
+    assert was_frozen.is_set(), "the tier was not frozen before the job ended"
     table.note("frozen", "kvfs", "of the time without it", run.took_s / without.took_s, run)
     table.note("frozen", "comes back", "s after the thaw", _back_s(ground))
 
@@ -277,11 +277,9 @@ def _read_bare(tiers: Sequence[Tier], digests: Sequence[bytes]) -> None:
             assert tiers[at % len(tiers)].read_into(digests[at], 0, memory)
             assert digest_of(memory) == digests[at]
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(COST_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(COST_THREADS) as threads:
+        for ended in [threads.submit(read, number) for number in range(COST_THREADS)]:
+            ended.result()
 
 
 SCENARIOS: dict[str, Callable[[Ground, int, Table], None]] = {
