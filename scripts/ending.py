@@ -5,5 +5,11 @@ import sys
 
 
 def clean_up_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack, so that what was started ends and what was made is removed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Let SIGTERM unwind the stack, so that what was started ends and what was made is removed.
+    Further ones do not disturb that."""
+    signal.signal(signal.SIGTERM, _unwind)
+
+
+def _unwind(*_: object) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # SIG_IGN would be inherited by what is started
+    sys.exit(143)
