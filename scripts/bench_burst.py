@@ -48,6 +48,7 @@ from kvfs.shell.configs import (  # noqa: E402
 from scripts.bench_rivals import link_equal  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.engine_rig import (  # noqa: E402
+    COPIED_DEADLINE_S,
     ONE_THREAD,
     SMALL_CPU_OPTIONS,
     Answer,
@@ -56,6 +57,8 @@ from scripts.engine_rig import (  # noqa: E402
     files_below,
     free_port,
     prompt_tokens,
+    remove_offload_region,
+    wait_chunks,
     wait_unchanged,
 )
 from scripts.node_rig import node_of  # noqa: E402
@@ -65,10 +68,10 @@ HIT_TOKENS = 2048
 CHUNKS = HIT_TOKENS // LMCACHE_CHUNK_TOKENS  # of a prompt
 ANSWER_TOKENS = 4
 TOKEN_BYTES = 16 * 1024  # of KV, with MODEL
+CHUNK_BYTES = LMCACHE_CHUNK_TOKENS * TOKEN_BYTES
 MODEL = ("--hidden", "256", "--inter", "512", "--layers", "8", "--heads", "4", "--kv-heads", "4")
 NAMES = {"kvfs": "kvfs", "lmcache": "LMCache", "vllm": "vLLM tiering"}
 ENVIRONMENTS = {"kvfs": "vllm", "lmcache": "lmcache", "vllm": "vllm"}
-COPIED_DEADLINE_S = 300.0
 
 
 @dataclass(slots=True)
@@ -157,7 +160,7 @@ def lmcache_transfer(stack: ExitStack, place: Place) -> dict[str, Any]:
 
 def vllm_transfer(stack: ExitStack, place: Place) -> dict[str, Any]:
     region = f"kvfs-bench-{os.getpid()}"
-    stack.callback(remove_region, region)
+    stack.callback(remove_offload_region, region)
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -184,12 +187,6 @@ def memory_bytes(place: Place) -> int:
     return (place.requests + 8) * HIT_TOKENS * TOKEN_BYTES
 
 
-def remove_region(region: str) -> None:
-    """What vLLM's tier leaves in shared memory when it is killed."""
-    for left in Path("/dev/shm").glob(f"vllm_offload_{region}*"):
-        left.unlink()
-
-
 def prompts(count: int, seed: int) -> list[list[int]]:
     return [prompt_tokens(HIT_TOKENS + 1, seed=seed + number) for number in range(count)]
 
@@ -201,23 +198,10 @@ def store(system: System, place: Place) -> None:
             answer = ask(engine, prompt, tokens=ANSWER_TOKENS, model=str(place.model))
             system.expected.append(answer.tokens)
         for files in place.files:
-            wait_chunks(files, place.requests * CHUNKS)
+            wait_chunks(files, place.requests * CHUNKS, CHUNK_BYTES)
         if system.name == "kvfs":
             evict(place.own / "store")
     link_equal(place.files)
-
-
-def wait_chunks(tier: Path, count: int) -> None:
-    """Until so many chunks lie there and nothing changes. RuntimeError at the deadline."""
-    end_s = time.monotonic() + COPIED_DEADLINE_S
-    while True:
-        wait_unchanged(tier)
-        found = sum(size > MIB for _, size in files_below(tier))
-        if found >= count:
-            return
-        if time.monotonic() > end_s:
-            raise RuntimeError(f"{tier} has {found} of {count} chunks")
-        time.sleep(0.5)
 
 
 def evict(own_store: Path) -> None:

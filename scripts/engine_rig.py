@@ -1,7 +1,8 @@
 """Starts real inference servers and asks them: what benchmarks and end-to-end tests share.
 
 Every server runs in a process group of its own, logs to a file, and is gone when its `with` block
-ends. Requests go over HTTP to this machine only.
+ends; one that the main thread started is told to end when its parent was killed. Requests go over
+HTTP to this machine only.
 """
 
 import http.client
@@ -11,6 +12,8 @@ import random
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +22,8 @@ from typing import Self
 
 START_DEADLINE_S = 400.0
 STOP_DEADLINE_S = 60.0
+GROUP_DEADLINE_S = 10.0  # for what a server leaves: it unlinks shared memory
+COPIED_DEADLINE_S = 300.0
 REQUEST_DEADLINE_S = 300.0
 QUIET_S = 0.5
 QUIET_DEADLINE_S = 30.0
@@ -28,6 +33,7 @@ SMALL_CPU_OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager"),
     *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
 )
+WITH_PARENT = Path(__file__).parent / "with_parent.py"
 OFFLINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -70,9 +76,12 @@ class Server:
         self.port = port
         self.log = log
         path = f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}"
+        words = [str(binaries / command[0]), *command[1:]]
+        if threading.current_thread() is threading.main_thread():  # another may end before us
+            words = [sys.executable, "-I", "-S", str(WITH_PARENT), str(os.getpid()), *words]
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [str(binaries / command[0]), *command[1:]],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -115,18 +124,35 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for all that the server started. Returns when they are gone."""
+        """SIGTERM, and SIGKILL for what of its group does not end by itself. Returns when all that
+        the server started is gone, and its shared memory."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
                 self._process.wait(STOP_DEADLINE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+        self._process.wait(STOP_DEADLINE_S)
+        end_s = time.monotonic() + GROUP_DEADLINE_S
+        while is_group_running(self.pid) and time.monotonic() < end_s:
+            time.sleep(0.05)
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # nothing of the group is left
-        self._process.wait(STOP_DEADLINE_S)
+        Path(f"/dev/shm/lmcache_l1_pool_{self.pid}").unlink(missing_ok=True)
+
+
+def is_group_running(group: int) -> bool:
+    """Whether a process of it runs: one that has ended and was not waited for does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _parent, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has gone meanwhile
+        if int(its_group) == group and state not in "ZX":
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +233,25 @@ def wait_unchanged(directory: Path, *, meanwhile: Callable[[], object] = lambda:
         if now != seen:
             seen, quiet_since_s = now, time.monotonic()
         time.sleep(0.02)
+
+
+def wait_chunks(directory: Path, count: int, chunk_bytes: int) -> None:
+    """Return when so many files of at least that size lie there and nothing changes. RuntimeError
+    at the deadline."""
+    end_s = time.monotonic() + COPIED_DEADLINE_S
+    while True:
+        wait_unchanged(directory)
+        found = sum(size >= chunk_bytes for _, size in files_below(directory))
+        if found >= count:
+            return
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"{directory} has {found} of {count} chunks")
+        time.sleep(0.5)
+
+
+def remove_offload_region(engine_id: str) -> None:
+    """What vLLM's tiering leaves in shared memory when its process is killed."""
+    Path(f"/dev/shm/vllm_offload_{engine_id}.mmap").unlink(missing_ok=True)
 
 
 def files_below(directory: Path) -> list[tuple[str, int]]:
