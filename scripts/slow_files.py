@@ -14,12 +14,14 @@ It leaves at the end of its standard input. Stop it with SIGSTOP for a tier that
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import pyfuse3
 import trio
@@ -121,14 +123,19 @@ class SlowDirectory:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in: IO[bytes] = self._process.stdin
         self._out: IO[bytes] = self._process.stdout
-        self._wait_answer("serves")
+        try:
+            self._wait_answer("serves")
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.thaw()
-        self._in.close()
+        with suppress(BrokenPipeError):  # it has ended before it read all
+            self._in.close()
         try:
             self._process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -161,7 +168,9 @@ class SlowDirectory:
         self._process.wait(STOP_DEADLINE_S)
 
     def _wait_answer(self, wanted: str) -> None:
-        answer: Any = self._out.readline().decode().strip()
+        """RuntimeError when it says something else, or nothing for `START_DEADLINE_S`."""
+        is_there = select.select([self._out], [], [], START_DEADLINE_S)[0]
+        answer = self._out.readline().decode().strip() if is_there else ""
         if answer != wanted:
             raise RuntimeError(f"{self.mountpoint} does not serve: {answer!r}, not {wanted!r}")
 
