@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from kvfs.config import MIB
 from kvfs.digest import digest_of
 from kvfs.meta.contract import ChunkInfo
 from kvfs.names import chunk_key, chunk_path, namespace_path
-from scripts.cluster_rig import ROOT
 from scripts.redis_rig import redis_server
 from tests.conftest import StartMount, StartNode
+from tests.fault.test_tiering import HangingFiles
+from tests.mounts import is_mounted
 from tests.processes import wait_until
 
 FINGERPRINT = "3fa9" * 8
@@ -97,28 +99,19 @@ def kvfs(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture
-def slow_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory from which each read takes a while."""
+def slow(tmp_path: Path) -> Iterator[HangingFiles]:
+    """A file system from which each read takes a while."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")
-    root, mountpoint = tmp_path / "root", tmp_path / "slow"
-    root.mkdir()
-    mountpoint.mkdir()
-    program = ROOT / "tests/hanging_files.py"
-    process = subprocess.Popen([sys.executable, program, root, mountpoint, "0.15"])
-    try:
-        wait_until(lambda: os.path.ismount(mountpoint))
-        yield mountpoint / "tier"
-    finally:
-        subprocess.run(["umount", "-l", mountpoint], check=False, timeout=30)
-        process.kill()
-        process.wait(30)
+    with closing(HangingFiles(tmp_path / "root", tmp_path / "slow", read_s=0.15)) as files:
+        wait_until(lambda: is_mounted(files.mountpoint))
+        yield files
 
 
 def test_chunks_behind_one_that_was_read_come_and_are_used_or_wasted(
-    start_node: StartNode, slow_path: Path
+    slow: HangingFiles, start_node: StartNode
 ) -> None:
-    node = start_node(config=tier(slow_path))
+    node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client:
         paths = store_chain(client, "abc")
         read(client, paths["a"])
@@ -173,34 +166,44 @@ def test_a_reader_in_order_finds_the_next_files_here_the_third_time(
 
 
 def test_who_reads_from_the_tier_ends_what_comes_on_a_guess(
-    start_node: StartNode, slow_path: Path
+    slow: HangingFiles, start_node: StartNode
 ) -> None:
-    node = start_node(config=tier(slow_path))
+    node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client, Client(node.store) as reader:
         store(client, b"other", b"other" * CHUNK_BYTES)
-        paths = store_chain(client, "ab")
-        leave(client, b"other")
+        paths = store_chain(client, "ab", is_left=False)
+        leave(client, b"other", paths["b"])
+        slow.stop()
         read(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
-        found: list[bytes] = []
-        thread = threading.Thread(target=lambda: found.append(read(reader, b"other")))
-        thread.start()
-        wait_until(lambda: tally(client, "child")["cancelled"] == 1)
-        thread.join(30)
-        assert found == [b"other" * CHUNK_BYTES]
+        with ThreadPoolExecutor(1) as executor:
+            try:
+                reading = executor.submit(read, reader, b"other")
+                wait_until(lambda: tally(client, "child")["cancelled"] == 1)
+            finally:
+                slow.go_on()
+            assert reading.result(30) == b"other" * CHUNK_BYTES
         assert not is_here(client, paths["b"])
         assert client.status()["prefetch"]["under_way"] == 0
 
 
-def test_a_reader_does_not_wait_behind_what_comes_for_nobody(
-    start_node: StartNode, slow_path: Path
+def test_who_reads_what_comes_on_a_guess_reads_it_beside_that(
+    slow: HangingFiles, start_node: StartNode
 ) -> None:
-    node = start_node(config=tier(slow_path))
-    with Client(node.store) as client:
-        paths = store_chain(client, "ab")
+    node = start_node(config=tier(slow.mountpoint / "tier"))
+    with Client(node.store) as client, Client(node.store) as reader:
+        paths = store_chain(client, "ab", is_left=False)
+        leave(client, paths["b"])
+        slow.stop()
         read(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
-        assert read(client, paths["b"]).endswith(b"b")
+        with ThreadPoolExecutor(1) as executor:
+            try:
+                reading = executor.submit(read, reader, paths["b"])
+                wait_until(lambda: client.status()["tiering"]["reading"]["under_way"] == 1)
+            finally:
+                slow.go_on()
+            assert reading.result(30).endswith(b"b")
         wait_until(lambda: client.status()["prefetch"]["under_way"] == 0)
         assert is_here(client, paths["b"])
         wait_until(lambda: tally(client, "child")["used"] == 1)

@@ -7,7 +7,6 @@ from kvfs.config import (
     PREFETCH_BLOBS_MAX,
     PREFETCH_BYTES_MAX,
     PREFETCH_CHILDREN_MAX,
-    PREFETCH_DESCENDANTS_MAX,
     PREFETCH_EXPECTED_S,
     PREFETCH_FILES_MAX,
     PREFETCH_GUESS_S,
@@ -175,8 +174,7 @@ def test_the_chunks_behind_a_chunk_come_nearest_first_and_only_so_many() -> None
     chain = {ino: [ino + 1] for ino in range(1, 100)}
     rig = Rig(Store(tree=chain | {1: [2, 50]}))
     assert rig.read(1) == [2, 50, 3, 51, 4, 52, 5, 53]
-    assert len(rig.arrive()) == 0
-    assert PREFETCH_DESCENDANTS_MAX == 8
+    assert rig.arrive(2, 50, 3, 51, 4, 52, 5, 53) == []  # though there is room for more
 
 
 def test_what_is_here_and_what_many_continue_is_no_guess() -> None:
