@@ -598,7 +598,9 @@ def test_files_that_were_all_read_just_now_make_room_for_others(start_node) -> N
         paths = [b"f%d" % number for number in range(12)]
         for number in range(7):
             store_bytes(client, paths[number], bytes([number]) * MIB)
-        for file in client.open(paths[:7]):
+        files = client.open(paths[:7])
+        assert None not in files
+        for file in files:
             if file is not None:
                 file.close()
         for number in range(7, 12):

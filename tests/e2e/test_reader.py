@@ -110,20 +110,21 @@ def test_nothing_is_written_to_a_buffer_after_the_deadline(
 ) -> None:
     client.evict_copies(PATHS[:2])
     thaw, read = threading.Event(), DirectoryTier._read_apart
-    ended = threading.Event()
+    ended = threading.Semaphore(0)
 
     def freeze(*arguments: object) -> bool:
         thaw.wait(30)
         try:
             return read(*arguments)  # type: ignore[arg-type]
         finally:
-            ended.set()
+            ended.release()
 
     monkeypatch.setattr(DirectoryTier, "_read_apart", freeze)
     buffers = [memoryview(bytearray(MIB)) for _ in range(2)]
     assert reader.read_into(PATHS[:2], buffers, deadline_s=0.3) == [None, None]
     thaw.set()
-    assert ended.wait(30)
+    for _ in PATHS[:2]:
+        assert ended.acquire(timeout=30)
     assert buffers == [bytes(MIB)] * 2
 
 

@@ -16,6 +16,7 @@ from kvfs.config import TIER_LIMITS, TierConfig, TierKind
 from kvfs.digest import digest_of
 from kvfs.node import Node
 from kvfs.tiering import behind
+from kvfs.tiering.copying import Copier
 from kvfs.tiering.reads import Reads
 from kvfs.tiering.tiering import Tiering
 from kvfs.tiers import sources
@@ -82,6 +83,14 @@ async def test_copies_wait_for_reads(
 ) -> None:
     monkeypatch.setattr(behind, "BEHIND_SETTLE_S", 0.0)
     monkeypatch.setattr(behind, "BEHIND_YIELD_S", DEADLINE_S)
+    were_quiet: list[bool] = []
+    copy = Copier.copy
+
+    async def note_and_copy(self: Copier, *arguments: Any) -> bool:
+        were_quiet.append(tiers.reads.is_quiet)
+        return await copy(self, *arguments)
+
+    monkeypatch.setattr(Copier, "copy", note_and_copy)
     async with tiering(node, tmp_path / "tier") as tiers:
         with tiers.reads.under_way():
             store(node, b"f0", b"0")
@@ -89,6 +98,7 @@ async def test_copies_wait_for_reads(
             assert (tiers.behind.waiting, held(node, 0)) == (1, False)
         await until(tiers, 0)
         assert held(node, 0)
+    assert were_quiet == [True]
 
 
 async def test_a_blob_with_other_bytes_than_its_digest_is_put_nowhere(

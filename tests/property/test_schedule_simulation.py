@@ -16,9 +16,10 @@ def test_steady_tiers_give_nearly_all_that_they_have(seed: int) -> None:
     assert simulation.steady("first tier", seed) < 0.6
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("count", simulation.FEW)
-def test_jobs_of_few_chunks_come_near_it_from_tiers_that_are_known(count: int) -> None:
-    assert simulation.few(count, seed=1, is_known=True) > 0.8
+def test_jobs_of_few_chunks_come_near_it_from_tiers_that_are_known(count: int, seed: int) -> None:
+    assert simulation.few(count, seed, is_known=True) > 0.8
 
 
 @pytest.mark.parametrize("seed", SEEDS)
