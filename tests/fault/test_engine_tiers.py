@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Iterator[HangingFiles]:
 
 
 @pytest.fixture
-def node(start_node: StartNode, files: HangingFiles) -> NodeProcess:
+def node(files: HangingFiles, start_node: StartNode) -> NodeProcess:
     config = tier("slow", files.mountpoint / "t", more="read_deadline_s = 2.0\n")
     return start_node(config=config, allow="slow|did not end in time")
 
@@ -69,8 +69,8 @@ def test_an_engine_loads_all_that_it_has_elsewhere_while_a_tier_hangs(
 
 
 def test_a_reader_keeps_what_it_has_and_waits_for_what_its_node_brings(
-    start_node: StartNode,
     files: HangingFiles,
+    start_node: StartNode,
     monkeypatch: pytest.MonkeyPatch,
     allow_warnings: list[str],
 ) -> None:

@@ -124,10 +124,12 @@ def test_a_read_that_the_memory_cannot_hold_is_our_own_bug(tmp_path: Path) -> No
 
 def test_a_full_file_system_is_told(tmp_path: Path, small_file_system: Path) -> None:
     fd = os.open(small_file_system / "file", os.O_RDWR | os.O_CREAT)
-    with pytest.raises(OSError) as raised:
-        write_from(fd, allocate(16 * 1024 * 1024))
+    try:
+        with pytest.raises(OSError) as raised:
+            write_from(fd, allocate(16 * 1024 * 1024))
+    finally:
+        os.close(fd)
     assert raised.value.errno == errno.ENOSPC
-    os.close(fd)
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def small_file_system(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = tmp_path / "small"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", path], check=True)
-    request.addfinalizer(lambda: subprocess.run(["umount", path], check=True))
+    request.addfinalizer(lambda: subprocess.run(["umount", "-l", path], check=True, timeout=30))
     return path
 
 

@@ -135,50 +135,57 @@ def test_what_is_handed_over_is_right_and_stays_so(
     is_pooled = slots > 0
     pool = SlotPool(slots, max(map(len, BLOBS.values()))) if is_pooled else None
     transfer = Transfer(pool, scratch_reads=scratch_reads)
-    for number, trouble in enumerate(troubles):
-        tier = ErraticTier(f"t{number}", random.Random(rng.random()), trouble, rng.randint(1, 4))
-        transfer.add_tier(number, tier)
-    readers: list[tuple[Reader, Job, float]] = []
-    with ThreadPoolExecutor(8) as keepers:
-        for _ in range(jobs):
-            chosen = rng.choices(list(BLOBS), k=rng.randint(1, 40))
-            chunks = [
-                WantedChunk(
-                    digest,
-                    len(BLOBS[digest]),
-                    tuple(rng.sample(range(len(troubles)), rng.randint(1, len(troubles)))),
-                    None if is_pooled else allocate(len(BLOBS[digest])),
-                )
-                for digest in chosen
-            ]
-            reader = Reader(chunks, keepers, rng.randrange(2**32))
-            deadline_s = rng.choice((0.02, 0.1, DEADLINE_S, DEADLINE_S))
-            job = transfer.start(
-                chunks, reader.take, deadline_s=deadline_s, on_end=reader.end, in_place=in_place
+    try:
+        for number, trouble in enumerate(troubles):
+            tier = ErraticTier(
+                f"t{number}", random.Random(rng.random()), trouble, rng.randint(1, 4)
             )
-            readers.append((reader, job, deadline_s))
-            if rng.random() < 0.3:
-                rng.choice(readers)[1].cancel()
-            if rng.random() < 0.3:
-                number = rng.randrange(len(troubles))
-                transfer.remove_tier(number)
-                name, trouble = f"t{number}", troubles[number]
-                tier = ErraticTier(name, random.Random(rng.random()), trouble, rng.randint(1, 4))
-                transfer.add_tier(number, tier)
-            time.sleep(rng.choice((0.0, 0.0, 0.005)))
-        for reader, job, deadline_s in readers:
-            reader.check(job, deadline_s)
-    for reader, job, _ in readers:
-        assert job.wait_quiet(DEADLINE_S)
-        if in_place and not is_pooled:
-            for number in reader.handed:
-                chunk = reader.chunks[number]
-                assert chunk.memory is not None
-                assert digest_of(chunk.memory[: chunk.size_bytes]) == chunk.digest
-    wait_until(lambda: transfer.view().reads == 0, DEADLINE_S)
-    if pool is not None:
-        wait_until(lambda: pool.free == slots, DEADLINE_S)
-    view = transfer.view()
-    assert (view.slots, view.scratch_reads, view.jobs, view.unread_chunks) == (0, 0, 0, 0)
-    assert view.landed_chunks == sum(len(reader.handed) for reader, _, _ in readers)
-    assert transfer.close(DEADLINE_S)
+            transfer.add_tier(number, tier)
+        readers: list[tuple[Reader, Job, float]] = []
+        with ThreadPoolExecutor(8) as keepers:
+            for _ in range(jobs):
+                chosen = rng.choices(list(BLOBS), k=rng.randint(1, 40))
+                chunks = [
+                    WantedChunk(
+                        digest,
+                        len(BLOBS[digest]),
+                        tuple(rng.sample(range(len(troubles)), rng.randint(1, len(troubles)))),
+                        None if is_pooled else allocate(len(BLOBS[digest])),
+                    )
+                    for digest in chosen
+                ]
+                reader = Reader(chunks, keepers, rng.randrange(2**32))
+                deadline_s = rng.choice((0.02, 0.1, DEADLINE_S, DEADLINE_S))
+                job = transfer.start(
+                    chunks, reader.take, deadline_s=deadline_s, on_end=reader.end, in_place=in_place
+                )
+                readers.append((reader, job, deadline_s))
+                if rng.random() < 0.3:
+                    rng.choice(readers)[1].cancel()
+                if rng.random() < 0.3:
+                    number = rng.randrange(len(troubles))
+                    transfer.remove_tier(number)
+                    name, trouble = f"t{number}", troubles[number]
+                    tier = ErraticTier(
+                        name, random.Random(rng.random()), trouble, rng.randint(1, 4)
+                    )
+                    transfer.add_tier(number, tier)
+                time.sleep(rng.choice((0.0, 0.0, 0.005)))
+            for reader, job, deadline_s in readers:
+                reader.check(job, deadline_s)
+        for reader, job, _ in readers:
+            assert job.wait_quiet(DEADLINE_S)
+            if in_place and not is_pooled:
+                for number in reader.handed:
+                    chunk = reader.chunks[number]
+                    assert chunk.memory is not None
+                    assert digest_of(chunk.memory[: chunk.size_bytes]) == chunk.digest
+        wait_until(lambda: transfer.view().reads == 0, DEADLINE_S)
+        if pool is not None:
+            wait_until(lambda: pool.free == slots, DEADLINE_S)
+        view = transfer.view()
+        assert (view.slots, view.scratch_reads, view.jobs, view.unread_chunks) == (0, 0, 0, 0)
+        assert view.landed_chunks == sum(len(reader.handed) for reader, _, _ in readers)
+    finally:
+        is_closed = transfer.close(DEADLINE_S)
+    assert is_closed
