@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,15 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.config import MIB  # noqa: E402  (path first)
-from scripts.bench_tiers_on_mount import STOP_DEADLINE_S, Driver  # noqa: E402
+from scripts.bench_tiers_on_mount import Driver  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import OFFLINE  # noqa: E402
+from scripts.engine_rig import OFFLINE, remove_offload_region  # noqa: E402
+from scripts.rival_systems import offload_region  # noqa: E402
 from scripts.slow_files import SAVED_BYTES_MAX, SlowDirectory  # noqa: E402
 
 ENVIRONMENTS = {"kvfs": ".venv", "lmcache": ".envs/lmcache", "vllm": ".envs/vllm"}
 NAMES = {"kvfs": "kvfs", "lmcache": "LMCache", "vllm": "vLLM tiering"}
+STOP_DEADLINE_S = 120.0  # a driver gives its server 70 s
 BURST_LOAD = 1.2
 WANTED_THROUGHPUT = 1.49
 WANTED_BURST = 6.1
@@ -85,14 +87,21 @@ def driver_of(
         ) as process,
     ):
         assert process.stdin is not None
+        is_well = False
         try:
             yield Driver(process, log)
-        finally:  # what it made in shared memory goes only when it ends by itself
-            process.stdin.close()
-            try:
+            is_well = True
+        finally:
+            with suppress(BrokenPipeError):  # it has ended before it read all
+                process.stdin.close()
+            if not is_well:
+                process.terminate()  # in the middle of a load it does not see the end of its input
+            try:  # what its server made in shared memory goes only when it ends by itself
                 process.wait(STOP_DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+            process.wait(STOP_DEADLINE_S)
+            remove_offload_region(offload_region(process.pid))
 
 
 def run_load(

@@ -10,6 +10,11 @@ def clean_up_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _unwind)
 
 
-def _unwind(*_: object) -> None:
+def ignore_sigterm() -> None:
+    """From now on: it ends already."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # SIG_IGN would be inherited by what is started
+
+
+def _unwind(*_: object) -> None:
+    ignore_sigterm()
     sys.exit(143)

@@ -25,6 +25,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
+from scripts.ending import clean_up_on_sigterm, ignore_sigterm  # noqa: E402  (path first)
 from scripts.rival_systems import DEADLINE_S, STEP_S, LMCache, System, Vllm  # noqa: E402
 
 
@@ -91,16 +92,18 @@ def main() -> int:
             answer: Any = load(system, *words) if command == "load" else system.store()
             print(json.dumps(answer), file=answers)
     finally:
+        ignore_sigterm()
         system.close()
     return 0
 
 
 if __name__ == "__main__":
-    code = 1
+    exit_code = 1
     try:
-        code = main()
-    finally:
-        # The systems leave threads behind that would keep the process alive.
-        sys.stderr.flush()
-        if code == 0:
-            os._exit(0)
+        exit_code = main()
+    except SystemExit as ending:
+        exit_code = ending.code if isinstance(ending.code, int) else 1
+    except BaseException:  # noqa: BLE001  (the outer edge of this process)
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(exit_code)  # the systems leave threads behind that would keep the process alive

@@ -7,12 +7,14 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvfs.config import MIB
+from scripts.engine_rig import Server, free_port, wait_chunks
 
 DEADLINE_S = 600.0
 STEP_S = 0.002  # between two looks at what has ended: an engine's step is longer
@@ -83,21 +85,12 @@ class LMCache:
         from lmcache.cli.commands.bench.server_bench.client import ServerBenchClient
         from lmcache.cli.commands.bench.server_bench.config import BenchConfig
 
-        from scripts.engine_rig import Server, free_port
-
         self._requests = arguments.requests
         self._tokens = arguments.chunks * TOKENS
         self._directories = arguments.directories
+        self._chunk_bytes = arguments.mib * MIB
+        self._chunks = arguments.requests * arguments.chunks
         port, http_port = free_port(), free_port()
-        folder = arguments.log.parent
-        self._server = Server(
-            "LMCache",
-            lmcache_command(arguments, port, http_port, free_port()),
-            http_port,
-            folder / "lmcache.log",
-            binaries=Path(sys.executable).parent,
-        )
-        self._server.wait_healthy("/healthcheck")
         block_tokens = 32
         heads = arguments.mib * MIB // (TOKENS * 2 * 64 * 4 * 4)
         blocks = (self._requests + 1) * self._tokens // block_tokens
@@ -116,31 +109,45 @@ class LMCache:
             ),
             lambda _: None,
         )
-        self._client.start()
         self._round = 0
         self._waiting: list[Any] = []
         self._come: list[Any] = []
-        self._contexts = [self._context(number, "first") for number in range(self._requests)]
-        self._digests = [self._digest(context) for context in self._contexts]
+        with ExitStack() as stack:  # so that the server ends where this fails
+            server = Server(
+                "LMCache",
+                lmcache_command(arguments, port, http_port, free_port()),
+                http_port,
+                arguments.log.parent / "lmcache.log",
+                binaries=Path(sys.executable).parent,
+            )
+            stack.enter_context(server)
+            server.wait_healthy("/healthcheck")
+            stack.callback(self._client.close)
+            self._client.start()
+            self._contexts = [self._context(number, "first") for number in range(self._requests)]
+            self._digests = [self._digest(context) for context in self._contexts]
+            self._started = stack.pop_all()
 
     def _context(self, number: int, kind: str) -> Any:
         context = self._client.create_request(number, f"{kind}-{number}", kind)
         assert context is not None and context.num_full_tokens == self._tokens
         return context
 
-    def _digest(self, context: Any) -> list[str] | None:
-        return self._client.compute_checksums(context, 0, self._tokens)
+    def _digest(self, context: Any) -> Any:
+        """Of each chunk, as it lies in the engine's blocks."""
+        digests = self._client.compute_checksums(context, 0, self._tokens)
+        assert digests is not None, "LMCache does not say what lies in the engine's blocks"
+        assert len(digests) == self._tokens // TOKENS
+        return digests
 
     def store(self) -> None:
-        from scripts.engine_rig import wait_unchanged
-
         for context in self._contexts:
             assert not self._client.lookup(context).hit_chunks
             result = self._client.store(context, 0, self._tokens)
             assert result is not None and result.succeeded, "LMCache could not store"
             self._client.end_session(context)
         for directory in self._directories:
-            wait_unchanged(directory)
+            wait_chunks(directory, self._chunks, self._chunk_bytes)
 
     def forget(self) -> None:
         self._round += 1
@@ -181,8 +188,7 @@ class LMCache:
         return sum(mine == stored for mine, stored in zip(found, self._digests, strict=True))
 
     def close(self) -> None:
-        self._client.close()
-        self._server.stop()
+        self._started.close()
 
 
 def lmcache_command(
@@ -211,6 +217,8 @@ class Vllm:
         from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
         self._blocks = Blocks(arguments)
+        self._directories = arguments.directories
+        self._chunk_bytes = arguments.mib * MIB
         self._spec = TieringOffloadingSpec(vllm_config(arguments))
         self._manager: Any = self._spec.get_manager()
         view = self._manager.primary_tier.get_kv_memoryview()
@@ -235,6 +243,8 @@ class Vllm:
             assert time.monotonic() < end_s, "vLLM does not come to an end of its stores"
             self._end_step()
             time.sleep(STEP_S)
+        for directory in self._directories:
+            wait_chunks(directory, len(self._keys), self._chunk_bytes)
 
     def forget(self) -> None:
         self._round += 1
@@ -295,6 +305,11 @@ class Vllm:
         return self._keys[rows.start : rows.stop]
 
 
+def offload_region(pid: int) -> str:
+    """The engine's name, which is in that of its shared memory."""
+    return f"rivals-{pid}"
+
+
 def vllm_config(arguments: argparse.Namespace) -> Any:
     """An engine with one worker whose chunks have the size, and a `fs` tier for each directory."""
     from vllm.v1.kv_offload.config import (
@@ -315,7 +330,7 @@ def vllm_config(arguments: argparse.Namespace) -> Any:
             "cpu_bytes_to_use": (chunks + 8) * arguments.mib * MIB,
             "secondary_tiers": tiers,
         },
-        engine_id=f"rivals-{os.getpid()}",
+        engine_id=offload_region(os.getpid()),
         model=OffloadingModelConfig(MODEL, "float32"),
         cache=OffloadingCacheConfig(TOKENS, 1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
