@@ -165,15 +165,24 @@ def test_a_reader_in_order_finds_the_next_files_here_the_third_time(
         assert view["prefetch"]["causes"]["successor"]["used"] == 1
 
 
+def chain_before_a_hang(client: Client, slow: HangingFiles) -> dict[str, bytes]:
+    """Two chunks, of which only the first is here; only a tier that hangs from now on has the
+    second, and `other`. Its reads were slow before, so a hang is taken for one the later."""
+    for path in (b"first", b"other"):
+        store(client, path, path * CHUNK_BYTES)
+    paths = store_chain(client, "ab", is_left=False)
+    leave(client, b"first", b"other", paths["b"])
+    read(client, b"first")
+    slow.stop()
+    return paths
+
+
 def test_who_reads_from_the_tier_ends_what_comes_on_a_guess(
     slow: HangingFiles, start_node: StartNode
 ) -> None:
     node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client, Client(node.store) as reader:
-        store(client, b"other", b"other" * CHUNK_BYTES)
-        paths = store_chain(client, "ab", is_left=False)
-        leave(client, b"other", paths["b"])
-        slow.stop()
+        paths = chain_before_a_hang(client, slow)
         read(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
         with ThreadPoolExecutor(1) as executor:
@@ -192,9 +201,7 @@ def test_who_reads_what_comes_on_a_guess_reads_it_beside_that(
 ) -> None:
     node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client, Client(node.store) as reader:
-        paths = store_chain(client, "ab", is_left=False)
-        leave(client, paths["b"])
-        slow.stop()
+        paths = chain_before_a_hang(client, slow)
         read(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
         with ThreadPoolExecutor(1) as executor:

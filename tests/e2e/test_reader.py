@@ -109,10 +109,13 @@ def test_nothing_is_written_to_a_buffer_after_the_deadline(
     client: Client, reader: FileReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.evict_copies(PATHS[:2])
+    reader.read(PATHS[2:3])
+    wait_until(lambda: SCRATCH in bytes_from(reader))  # it is opened beside the first read
     thaw, read = threading.Event(), DirectoryTier._read_apart
-    ended = threading.Semaphore(0)
+    begun, ended = threading.Semaphore(0), threading.Semaphore(0)
 
     def freeze(*arguments: object) -> bool:
+        begun.release()
         thaw.wait(30)
         try:
             return read(*arguments)  # type: ignore[arg-type]
@@ -123,7 +126,8 @@ def test_nothing_is_written_to_a_buffer_after_the_deadline(
     buffers = [memoryview(bytearray(MIB)) for _ in range(2)]
     assert reader.read_into(PATHS[:2], buffers, deadline_s=0.3) == [None, None]
     thaw.set()
-    for _ in PATHS[:2]:
+    assert begun.acquire(timeout=30) and ended.acquire(timeout=30)
+    while begun.acquire(blocking=False):
         assert ended.acquire(timeout=30)
     assert buffers == [bytes(MIB)] * 2
 
