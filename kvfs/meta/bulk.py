@@ -17,7 +17,7 @@ _PART_KEYS = 128  # the server begins with those while the next ones are packed
 _HIT_BYTES = len(b"$16\r\n\r\n") + len(NO_DIRENT)
 _MISS = b"$-1\r\n"
 _VALUE = re.compile(rb"\$(?:16\r\n(.{16})|-1)\r\n", re.DOTALL)
-_SOUND = re.compile(rb"(?:\$16\r\n.{16}\r\n|\$-1\r\n|\*\d+\r\n)*+", re.DOTALL)
+_SOUND = re.compile(rb"(?:\$16\r\n.{16}\r\n|\$-1\r\n|\*\d+\r\n)*", re.DOTALL)
 _BEGUN = re.compile(rb"\*\d*\r?|\$(?:1?|16\r?|16\r\n.{0,16}\r?|-|-1\r?)", re.DOTALL)
 
 
