@@ -143,6 +143,7 @@ class Job:
             if self._on_end is not None:
                 self._on_end(self._end)
         except Exception:
+            # The same edge: whoever waits for the end is told of it all the same.
             log.exception("kvfs: a callback for the end of a job failed")
         self._ended.set()
 
