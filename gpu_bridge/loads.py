@@ -29,15 +29,14 @@ from kvfs.config import (
     BRIDGE_OPEN_BATCH,
     CLIENT_DEADLINE_S,
     READER_TICKET_DEADLINE_S,
-    TIER_LIMITS,
     TRANSFER_SCRATCH_READS,
-    TierKind,
 )
 from kvfs.errors import Corrupt, KvfsError, QueueFull, Unavailable
 from kvfs.reader.complaints import Complaints
 from kvfs.reader.places import Placed, Places
 from kvfs.reader.workers import Workers
 from kvfs.schedule.words import Outcome
+from kvfs.settings.words import TIER_LIMITS, TierKind
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import Ending, JobEnd, WantedChunk

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvfs.config import (
-    BRIDGE_DEADLINE_S,
-    BRIDGE_THREADS,
-    parse_size,
-)
+from kvfs.config import BRIDGE_DEADLINE_S, BRIDGE_THREADS
 from kvfs.errors import InvalidInput
 from kvfs.home import default_store
+from kvfs.settings.sizes import parse_size
 
 PREFIX = "kvfs."
 _THREADS_MAX = 64

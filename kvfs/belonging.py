@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvfs.config import CLUSTER_FORMER_MAX, ClusterConfig
+from kvfs.config import CLUSTER_FORMER_MAX
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import without_password
+from kvfs.settings.words import ClusterConfig
 
 CLUSTER_MARK = "cluster"  # in the directory `meta` of a store
 JOINING = "joining"  # in its place until the node is a member

@@ -13,17 +13,12 @@ import time
 from dataclasses import dataclass, field
 
 from kvfs.blob_files import BlobFiles, remove_name, subdirectories
-from kvfs.config import (
-    DISK_FIGURES_S,
-    PAGE_BYTES,
-    QUARANTINE_BYTES_MAX,
-    DirectoryConfig,
-    Share,
-    least_free_bytes,
-)
+from kvfs.config import DISK_FIGURES_S, PAGE_BYTES, QUARANTINE_BYTES_MAX
 from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import PARTS, STORE_MARK, check_directory
 from kvfs.mark import make_mark, read_mark
+from kvfs.settings.sizes import Share, least_free_bytes
+from kvfs.settings.words import DirectoryConfig
 from kvfs.stored import digest_own_file
 
 _FIXED_FILES = (

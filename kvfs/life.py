@@ -26,7 +26,7 @@ from kvfs.belonging import (
 )
 from kvfs.blobs import BlobDirectory
 from kvfs.boot import boot_id
-from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S, Config
+from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.local import serve_clients
@@ -34,6 +34,7 @@ from kvfs.meta.lmdb import LmdbEngine
 from kvfs.names import escape
 from kvfs.node import Node
 from kvfs.roster import ROSTER, Known, mark_part, read_roster, write_roster
+from kvfs.settings.words import Config
 from kvfs.stored import copy_bytes, digest_file
 from kvfs.trust import Trust
 from kvfs.upkeep import collect_garbage, rebuild

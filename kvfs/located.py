@@ -12,8 +12,9 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvfs.config import TIERS_MAX, TierConfig, TierKind, TierLimits
+from kvfs.config import TIERS_MAX
 from kvfs.errors import InvalidInput
+from kvfs.settings.words import TierConfig, TierKind, TierLimits
 
 NOWHERE = -1  # the directory of a file that has no copy here
 DIRECTORIES_TOLD_MAX = 1024  # of a store; far more than a machine has disks

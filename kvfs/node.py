@@ -24,7 +24,7 @@ from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
-from kvfs.config import FILES_MAX, TIER_OPEN_TRIES, Config, whole_pages
+from kvfs.config import FILES_MAX, TIER_OPEN_TRIES, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
@@ -37,6 +37,7 @@ from kvfs.orphans import Orphans
 from kvfs.prefetch.ahead import Ahead
 from kvfs.publish import Publisher
 from kvfs.reclaim import Reclaim
+from kvfs.settings.words import Config
 from kvfs.space import Space
 from kvfs.stage import Content, Stage
 from kvfs.stored import allocated_bytes, copy_bytes

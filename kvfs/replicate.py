@@ -6,17 +6,13 @@ so that not all do. When a node comes or goes, only those blobs are concerned th
 for. Copies beyond the number are left to eviction.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import xxhash
 
-from kvfs.config import CLUSTER_NODES_MAX, COPY_RULES_MAX, PATH_BYTES_MAX, CopyRule
-from kvfs.errors import InvalidInput
-
-_KEY = "cluster.copies"
+from kvfs.settings.words import CopyRule
 
 
 class HolderState(Enum):
@@ -86,41 +82,7 @@ def _weight(digest: bytes, node_id: bytes) -> int:
     return xxhash.xxh3_64_intdigest(digest + node_id)
 
 
-# Rules --------------------------------------------------------------------------------------------
 def wanted_copies(rules: Sequence[CopyRule], path: bytes) -> int:
     """How many nodes are to have a file, by the rule with the longest prefix of its path."""
     fitting = [rule for rule in rules if path.startswith(rule.prefix)]
     return max(fitting, key=lambda rule: len(rule.prefix)).copies if fitting else 1
-
-
-def parse_rules(value: object) -> tuple[CopyRule, ...]:
-    """The `[[cluster.copies]]` of a configuration. Raises `InvalidInput`."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidInput(_KEY, "is no list of tables; write [[cluster.copies]] above each rule")
-    if len(value) > COPY_RULES_MAX:
-        raise InvalidInput(_KEY, f"are {len(value)} rules; {COPY_RULES_MAX} are the limit")
-    rules = tuple(_parse_rule(item) for item in value)
-    prefixes = [rule.prefix for rule in rules]
-    for prefix in prefixes:
-        if prefixes.count(prefix) > 1:
-            shown = prefix.decode(errors="replace")
-            raise InvalidInput(f"{_KEY}.prefix", f"{shown!r:.80} is named twice; name it once")
-    return rules
-
-
-def _parse_rule(table: Mapping[str, Any]) -> CopyRule:
-    for key in table:
-        if key not in ("prefix", "copies"):
-            raise InvalidInput(f"{_KEY}.{key}", "unknown key; known are copies, prefix")
-    prefix, copies = table.get("prefix"), table.get("copies")
-    if not isinstance(prefix, str):
-        raise InvalidInput(f"{_KEY}.prefix", "is missing or no text; write how the paths begin")
-    packed = prefix.encode().lstrip(b"/")
-    if len(packed) > PATH_BYTES_MAX or b"\0" in packed:
-        raise InvalidInput(f"{_KEY}.prefix", f"{prefix!r:.80} begins no path")
-    if type(copies) is not int or not 1 <= copies <= CLUSTER_NODES_MAX:
-        shown = "nothing" if copies is None else f"{copies!r:.80}"
-        raise InvalidInput(
-            f"{_KEY}.copies", f"{shown} is no number of nodes from 1 to {CLUSTER_NODES_MAX}"
-        )
-    return CopyRule(packed, copies)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import DirectoryConfig
 from kvfs.errors import InvalidInput
-from kvfs.home import PART_MARK, parse_limit, show_limit
+from kvfs.home import PART_MARK
 from kvfs.mark import new_store_id, write_mark
+from kvfs.settings.sizes import parse_limit, show_limit
+from kvfs.settings.words import DirectoryConfig
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ import signal
 
 import trio
 
-from kvfs.config import Config
 from kvfs.daemon import settle_memory
 from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
+from kvfs.settings.words import Config
 from kvfs.supervisor import tell_supervisor
 from kvfs.watchdog import loop_watch
 

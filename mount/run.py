@@ -18,7 +18,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S, Config
+from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.daemon import (
     log_to,
     settle_memory,
@@ -30,6 +30,7 @@ from kvfs.daemon import (
 from kvfs.errors import KvfsError, OwnedElsewhere, Unavailable, first_of
 from kvfs.home import log_of
 from kvfs.life import running
+from kvfs.settings.words import Config
 from kvfs.supervisor import tell_supervisor
 from kvfs.watchdog import loop_watch
 from mount.guard import guarded

@@ -31,11 +31,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.config import MIB, TIER_LIMITS, TierConfig, TierKind  # noqa: E402  (path first)
+from kvfs.config import MIB  # noqa: E402  (path first)
 from kvfs.digest import digest_of  # noqa: E402
 from kvfs.file_io import allocate, read_into  # noqa: E402
 from kvfs.peers.client import PeerClient  # noqa: E402
 from kvfs.peers.server import PeerServer  # noqa: E402
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind  # noqa: E402  (path first)
 from kvfs.tiers.contract import Tier, WritableTier  # noqa: E402
 from kvfs.tiers.opening import open_tier  # noqa: E402
 from kvfs.tiers.peer import PeerTier  # noqa: E402

@@ -34,8 +34,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.config import MIB, TierConfig, TierKind  # noqa: E402  (path first)
+from kvfs.config import MIB  # noqa: E402  (path first)
 from kvfs.digest import digest_of  # noqa: E402
+from kvfs.settings.words import TierConfig, TierKind  # noqa: E402  (path first)
 from kvfs.tiers.contract import WritableTier  # noqa: E402
 from kvfs.tiers.directory import DirectoryTier  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402

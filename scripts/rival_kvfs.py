@@ -6,10 +6,11 @@ import queue
 from pathlib import Path
 from types import SimpleNamespace
 
-from kvfs.config import BRIDGE_STAGING_BYTES, MIB, TierConfig
+from kvfs.config import BRIDGE_STAGING_BYTES, MIB
 from kvfs.digest import digest_of
 from kvfs.file_io import allocate
-from kvfs.tier_settings import parse_tiers
+from kvfs.settings.tiers import parse_tiers
+from kvfs.settings.words import TierConfig
 from kvfs.tiers.opening import open_tier
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvfs.config import TierLimits
 from kvfs.errors import TierStalled
+from kvfs.settings.words import TierLimits
 from kvfs.tiers.contract import Capacity, Source, WritableTier
 
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvfs.config import TierLimits
 from kvfs.digest import digest_of
 from kvfs.file_io import allocate
+from kvfs.settings.words import TierLimits
 from kvfs.tiers.contract import Tier, WritableTier
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer

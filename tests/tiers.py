@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvfs.config import TierConfig, TierKind, TierLimits
+from kvfs.settings.words import TierConfig, TierKind, TierLimits
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.directory import DirectoryTier
 from kvfs.tiers.opening import open_tier

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.config import TierKind, TierLimits
 from kvfs.digest import digest_of
 from kvfs.errors import TierTrouble
 from kvfs.file_io import allocate
+from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Landed
 from kvfs.transfer.words import WantedChunk

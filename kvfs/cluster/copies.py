@@ -22,12 +22,12 @@ from kvfs.config import (
     COPIES_STEP_S,
     COPIES_SWEEP_S,
     COPIES_WAITING_MAX,
-    CopyRule,
 )
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.meta.redis import RedisEngine
 from kvfs.replicate import find_shortage, is_in_charge, wanted_copies
+from kvfs.settings.words import CopyRule
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from kvfs.cluster.referrals import Referrals
 from kvfs.cluster.source import NodeSource
 from kvfs.cluster.takers import Takers
 from kvfs.cluster.trouble import Trouble
-from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_LOOK_S, CLUSTER_RENEW_S, ClusterConfig
+from kvfs.config import CLUSTER_LISTEN_S, CLUSTER_LOOK_S, CLUSTER_RENEW_S
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.meta.members import Member
@@ -43,6 +43,7 @@ from kvfs.peers.keys import PAIR_NAME, Keys, load_pair
 from kvfs.peers.messages import Range
 from kvfs.peers.server import PeerServer
 from kvfs.replicate import Holder
+from kvfs.settings.words import ClusterConfig
 
 log = logging.getLogger(__name__)
 

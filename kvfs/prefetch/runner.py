@@ -22,7 +22,6 @@ from kvfs.config import (
     PREFETCH_STEP,
     PREFETCH_SWEEP_S,
     TIER_SLOW_BYTES_S,
-    PrefetchConfig,
 )
 from kvfs.errors import KvfsError, first_of
 from kvfs.meta.contract import Inode
@@ -41,6 +40,7 @@ from kvfs.prefetch.words import (
     Sweep,
     Used,
 )
+from kvfs.settings.words import PrefetchConfig
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from kvfs.config import READER_TIER_AGAIN_S, READER_TIER_OPEN_S, TierConfig
+from kvfs.config import READER_TIER_AGAIN_S, READER_TIER_OPEN_S
 from kvfs.errors import KvfsError
 from kvfs.located import ToldTiers
+from kvfs.settings.words import TierConfig
 from kvfs.tiers.contract import Tier
 from kvfs.tiers.opening import open_tier
 

@@ -8,19 +8,14 @@ from collections.abc import Callable
 
 from kvfs.client import Client
 from kvfs.client_files import OpenFile, close_all
-from kvfs.config import (
-    READER_PEERS_MAX,
-    TIER_LIMITS,
-    TIERS_MAX,
-    TierKind,
-    TierLimits,
-)
+from kvfs.config import READER_PEERS_MAX, TIERS_MAX
 from kvfs.errors import QueueFull
 from kvfs.located import DIRECTORIES_TOLD_MAX, Located, LocatedFile, ToldTiers
 from kvfs.peers.messages import Range
 from kvfs.reader.configured import ConfiguredTiers
 from kvfs.reader.tickets import NodeReferrer
 from kvfs.remote import RemoteReader
+from kvfs.settings.words import TIER_LIMITS, TierKind, TierLimits
 from kvfs.tiers.handed import HandedFile, HandedTier
 from kvfs.tiers.peer import PeerTier, ReferredPeer
 from kvfs.transfer.runner import Transfer

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvfs.config import SCHEDULE_LATENCY_S, SCHEDULE_TIERS_MAX, TIER_LIMITS, TierKind
+from kvfs.config import SCHEDULE_LATENCY_S, SCHEDULE_TIERS_MAX
 from kvfs.errors import InvalidInput
 from kvfs.replay.plan import Planned
 from kvfs.replay.report import Loads, TierShare
 from kvfs.replay.simulation import Load, Reader
 from kvfs.replay.world import SimulatedTier, World
 from kvfs.schedule import Chunk
+from kvfs.settings.words import TIER_LIMITS, TierKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GB = 1e9

@@ -10,20 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from kvfs.config import Config
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.home import (
-    CONFIG_NAME,
-    STORE_MARK,
-    check_directory,
-    has_lost_mark,
-    is_store,
-    join_cluster,
-    load_config,
-    load_config_of_store,
-    log_of,
-)
+from kvfs.home import CONFIG_NAME, STORE_MARK, check_directory, has_lost_mark, is_store, log_of
 from kvfs.names import escape
+from kvfs.settings.cluster import join_cluster
+from kvfs.settings.load import load_config, load_config_of_store
+from kvfs.settings.words import Config
 from kvfs.shell.locate import FindMounts, locate
 from kvfs.shell.mount8 import MountOptions
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvfs.config import CHUNK_BYTES_MAX, PAGE_BYTES, TierConfig, parse_size
+from kvfs.config import CHUNK_BYTES_MAX, PAGE_BYTES
 from kvfs.errors import InvalidInput
-from kvfs.home import CONFIG_NAME, default_store, load_config, load_config_of_store
+from kvfs.home import CONFIG_NAME, default_store
 from kvfs.names import escape
 from kvfs.replay import real
 from kvfs.replay.plan import Planned, plan
 from kvfs.replay.report import Loads, Report, load_times, report_of
 from kvfs.replay.simulated import TierSpeed, parse_speeds, simulate
 from kvfs.replay.trace import lines_of, read_trace
+from kvfs.settings.load import load_config, load_config_of_store
+from kvfs.settings.sizes import parse_size
+from kvfs.settings.words import TierConfig
 from kvfs.shell.progress import ShowProgress
 from kvfs.shell.render import duration_text, facts, size_text, table, write_json
 from kvfs.tiers.contract import WritableTier

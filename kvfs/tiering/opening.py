@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.config import TIERS_OPEN_AGAIN_S, TIERS_OPEN_WAIT_S, TierConfig, TierKind
+from kvfs.config import TIERS_OPEN_AGAIN_S, TIERS_OPEN_WAIT_S
 from kvfs.errors import InvalidInput, KvfsError
 from kvfs.health import HealthState
+from kvfs.settings.words import TierConfig, TierKind
 from kvfs.tiers.contract import Capacity, WritableTier
 from kvfs.tiers.opening import open_tier
 

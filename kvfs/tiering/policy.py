@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvfs.config import TIERS_MAX, TierRule
+from kvfs.config import TIERS_MAX
+from kvfs.settings.words import TierRule
 
 _USUAL = TierRule(b"", TIERS_MAX)
 

@@ -25,12 +25,12 @@ from kvfs.config import (
     TIER_MOVES_MAX,
     TIER_WINDOWS_MAX,
     TIER_WINDOWS_SPARING_MAX,
-    TierKind,
-    least_free_bytes,
 )
 from kvfs.errors import Corrupt, OutOfSpace, Unavailable
 from kvfs.meta.contract import MetaEngine
 from kvfs.meta.tier_contract import Holding, TierLoad
+from kvfs.settings.sizes import least_free_bytes
+from kvfs.settings.words import TierKind
 from kvfs.tiering.holdings import Holdings
 from kvfs.tiering.moving import move_blob
 from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier

@@ -1,7 +1,8 @@
 """Which rule holds for a blob of a node."""
 
-from kvfs.config import COPIES_PATHS_MAX, TierRule
+from kvfs.config import COPIES_PATHS_MAX
 from kvfs.node import Node
+from kvfs.settings.words import TierRule
 from kvfs.tiering.policy import rule_of
 
 

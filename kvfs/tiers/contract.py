@@ -32,13 +32,12 @@ from kvfs.config import (
     TIER_QUESTIONS_MAX,
     TIER_STALL_S_MIN,
     TIER_TROUBLE_ROW,
-    TierKind,
-    TierLimits,
 )
 from kvfs.errors import InvalidInput, TierBusy, TierStalled, TierTrouble
 from kvfs.file_io import allocate
 from kvfs.health import Health, HealthState
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.counters import TierCounters
 
 Source = int | memoryview  # an open file, read from its start, or bytes

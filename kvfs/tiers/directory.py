@@ -26,17 +26,12 @@ from typing import TypeVar
 import xxhash
 
 from kvfs.blob_files import BlobFiles, open_blob_file, remove_name
-from kvfs.config import (
-    TIER_QUESTIONS_MAX,
-    TIER_STAGING_LEFT_S,
-    TIER_STUCK_MAX,
-    TierConfig,
-    TierKind,
-    least_free_bytes,
-)
+from kvfs.config import TIER_QUESTIONS_MAX, TIER_STAGING_LEFT_S, TIER_STUCK_MAX
 from kvfs.errors import InvalidInput, OutOfSpace, TierTrouble
 from kvfs.file_io import read_into, write_from
 from kvfs.home import PART_MARK, PARTS, STORE_MARK, TIER_MARK, file_system_of
+from kvfs.settings.sizes import least_free_bytes
+from kvfs.settings.words import TierConfig, TierKind
 from kvfs.tiers.contract import Capacity, Source, Use, WritableTier, check_time
 from kvfs.tiers.sources import check_source, drawing, filled, reopen, slices
 from kvfs.tiers.threads import Gate, Threads

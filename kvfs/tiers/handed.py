@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvfs.config import TierKind, TierLimits
 from kvfs.errors import TierBusy
 from kvfs.file_io import read_into
+from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.contract import Tier, check_time
 
 

@@ -33,11 +33,11 @@ from kvfs.config import (
     OBJECT_LIST_ITEMS,
     TIER_PIECE_BYTES,
     TIER_SHOWN_BYTES,
-    TierConfig,
 )
 from kvfs.errors import InvalidInput, TierStalled, TierTrouble
 from kvfs.file_io import allocate
 from kvfs.meta.contract import DIGEST_BYTES
+from kvfs.settings.words import TierConfig
 from kvfs.tiers.contract import Source, WritableTier
 from kvfs.tiers.object_mark import ObjectMark
 from kvfs.tiers.sources import check_source, read_whole

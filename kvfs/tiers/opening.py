@@ -1,7 +1,7 @@
 """A configuration's tier, opened."""
 
-from kvfs.config import TierConfig, TierKind
 from kvfs.errors import InvalidInput
+from kvfs.settings.words import TierConfig, TierKind
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.directory import DirectoryTier
 

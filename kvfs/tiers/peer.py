@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvfs.config import TierKind, TierLimits
 from kvfs.errors import TierStalled, TierTrouble, Unavailable
 from kvfs.peers.address import Address
 from kvfs.peers.gone import PeerStalled
 from kvfs.peers.messages import Range
 from kvfs.remote import RemoteReader
+from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.contract import Tier, check_time
 
 

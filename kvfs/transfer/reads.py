@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvfs.config import TRANSFER_PIECE_BYTES, TierKind
+from kvfs.config import TRANSFER_PIECE_BYTES
 from kvfs.errors import TierBusy, TierTrouble
 from kvfs.hashers import PieceDigest
 from kvfs.schedule import Outcome, StartRead
+from kvfs.settings.words import TierKind
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Task
 from kvfs.transfer.memory import Memory, Part

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvfs import config
-from kvfs.config import TierLimits
 from kvfs.errors import InvalidInput, QueueFull
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.schedule import TierDown, TierTerms, TierUp
+from kvfs.settings.words import TierLimits
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.engine import Engine
 from kvfs.transfer.job import Job, Landed, Task

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from kvfs.config import TierKind
 from kvfs.schedule import Outcome, TierView
+from kvfs.settings.words import TierKind
 from kvfs.tiers.counters import TierCounters
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import TierKind
 from kvfs.remote import RemoteReader
+from kvfs.settings.words import TierKind
 from kvfs.tiers.contract import Tier, WritableTier
 from kvfs.tiers.peer import PeerTier, ReferredPeer
 from scripts.peer_rig import DirectorySource

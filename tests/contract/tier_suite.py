@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import MIB, TIER_PIECE_BYTES, TierKind, TierLimits
+from kvfs.config import MIB, TIER_PIECE_BYTES
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput, TierBusy, TierTrouble
 from kvfs.file_io import allocate
 from kvfs.health import HealthState
+from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.contract import Tier, Use, WritableTier
 
 ABSENT = b"a" * 16

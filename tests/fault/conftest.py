@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import Config, DirectoryConfig
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
+from kvfs.settings.words import Config, DirectoryConfig
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 
 from kvfs.belonging import Belonging, write_belonging
 from kvfs.client import Client
-from kvfs.config import ClusterConfig
 from kvfs.peers.keys import PAIR_NAME, load_pair
+from kvfs.settings.words import ClusterConfig
 from kvfs.shell.doctor import metadata_server
 from kvfs.shell.doctor.cluster import Joined, cluster_of
 from kvfs.shell.doctor.deadline import within

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kvfs.client import Client
-from kvfs.config import MIB, TierConfig
+from kvfs.config import MIB
 from kvfs.errors import Unavailable
 from kvfs.reader import configured
 from kvfs.reader.files import FileReader
+from kvfs.settings.words import TierConfig
 from scripts.bridge_rig import Engine, engine_of
 from tests.conftest import StartNode
 from tests.e2e.test_tiering import data_of, store, tier, wait_copied

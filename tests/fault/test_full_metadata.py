@@ -12,11 +12,12 @@ import pyfuse3
 import pytest
 import trio
 
-from kvfs.config import LINGER_S, META_SYNC_INTERVAL_S, Config, DirectoryConfig
+from kvfs.config import LINGER_S, META_SYNC_INTERVAL_S
 from kvfs.errors import OutOfSpace
 from kvfs.life import running
 from kvfs.meta.contract import ROOT_INO, Inode
 from kvfs.node import Node
+from kvfs.settings.words import Config, DirectoryConfig
 from mount.lingering import Lingering
 from mount.operations import Operations
 from mount.view import View

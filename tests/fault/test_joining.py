@@ -20,7 +20,6 @@ import kvfs.belonging as belonging_module
 from kvfs.belonging import Belonging, aside_of, read_belonging, write_belonging
 from kvfs.client import Client
 from kvfs.cluster.joined import Cluster
-from kvfs.config import ClusterConfig, Config, DirectoryConfig
 from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.life import running
@@ -28,6 +27,7 @@ from kvfs.meta.contract import ROOT_INO, Changes, Inode
 from kvfs.meta.lmdb import find_damage
 from kvfs.node import Change, Node
 from kvfs.publish import Publisher
+from kvfs.settings.words import ClusterConfig, Config, DirectoryConfig
 from kvfs.upkeep import collect_garbage, rebuild
 from scripts.redis_rig import RedisServer, free_port, redis_server
 from tests.own_node import blob_path, chunk_file, put_orphan, store

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpu_bridge.plan import RequestLoad, plan_load
-from kvfs.config import TierConfig, TierKind
 from kvfs.errors import QueueFull, TierTrouble
 from kvfs.located import ToldTiers
 from kvfs.reader import configured
+from kvfs.settings.words import TierConfig, TierKind
 from kvfs.tiers.directory import DirectoryTier
 from kvfs.tiers.handed import HandedFile, HandedTier
 from kvfs.transfer.runner import Transfer

@@ -22,7 +22,7 @@ HANGING = """
 import sys, threading
 from pathlib import Path
 from kvfs import checks
-from kvfs.config import Config, DirectoryConfig, MountConfig
+from kvfs.settings.words import Config, DirectoryConfig, MountConfig
 from mount import content, run
 
 def hang(*arguments):

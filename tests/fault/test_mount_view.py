@@ -9,10 +9,10 @@ import trio
 import xxhash
 
 from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
-from kvfs.config import Config, DirectoryConfig
 from kvfs.life import running
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from kvfs.node import Node
+from kvfs.settings.words import Config, DirectoryConfig
 from kvfs.stage import Content
 from mount import view as module
 from mount.view import View

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import GIB, MIB, TIER_STUCK_MAX, DirectoryConfig, Share, TierKind, TierLimits
+from kvfs.config import GIB, MIB, TIER_STUCK_MAX
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput, OutOfSpace, TierStalled, TierTrouble
 from kvfs.health import HealthState
 from kvfs.home import TIER_MARK
+from kvfs.settings.sizes import Share
+from kvfs.settings.words import DirectoryConfig, TierKind, TierLimits
 from kvfs.tiers import directory as directories
 from kvfs.tiers.directory import DirectoryTier
 from tests.mounts import is_mounted
@@ -467,7 +469,7 @@ def test_a_source_that_is_none_is_no_fault_of_the_tier(tmp_path: Path) -> None:
 PUTTING = """
 import os, sys
 from pathlib import Path
-from kvfs.config import TierKind
+from kvfs.settings.words import TierKind
 from kvfs.digest import digest_of
 from tests.tiers import open_directory
 

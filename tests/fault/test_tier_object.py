@@ -12,11 +12,12 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from kvfs.config import MIB, TIER_TROUBLE_ROW, TierConfig, TierKind, TierLimits
+from kvfs.config import MIB, TIER_TROUBLE_ROW
 from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, TierStalled, TierTrouble
 from kvfs.health import HealthState
 from kvfs.home import TIER_MARK
+from kvfs.settings.words import TierConfig, TierKind, TierLimits
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.object import ObjectTier
 from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, SECRET, Faults, FaultyProxy, S3Server

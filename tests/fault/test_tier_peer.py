@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import TierLimits
 from kvfs.digest import digest_of
 from kvfs.errors import TierStalled, TierTrouble, Unavailable
 from kvfs.health import HealthState
 from kvfs.peers.address import Address
 from kvfs.peers.messages import Range
 from kvfs.remote import RemoteReader
+from kvfs.settings.words import TierLimits
 from kvfs.tiers.peer import PeerTier, ReferredPeer
 from scripts.peer_rig import DirectorySource
 from tests.peers import QUICK, SlowSource, asking, serving

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.config import TIER_LIMITS, TierConfig, TierKind
 from kvfs.digest import digest_of
 from kvfs.errors import TierTrouble
 from kvfs.node import Node
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind
 from kvfs.tiering import behind, scan
 from kvfs.tiering.tiering import Tiering
 from kvfs.tiers.contract import Capacity

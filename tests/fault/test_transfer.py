@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import TierKind
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.schedule.words import Outcome
+from kvfs.settings.words import TierKind
 from kvfs.tiers.contract import Tier
 from kvfs.transfer.job import Landed
 from kvfs.transfer.rechecks import Rechecks

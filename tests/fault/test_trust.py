@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import Config, DirectoryConfig
 from kvfs.life import running
+from kvfs.settings.words import Config, DirectoryConfig
 from tests.own_node import chunk_file, store
 
 

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from kvfs import checks
-from kvfs.config import TIER_LIMITS, TierConfig, TierKind
 from kvfs.digest import digest_of
 from kvfs.node import Node
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind
 from kvfs.tiering import behind
 from kvfs.tiering.copying import Copier
 from kvfs.tiering.reads import Reads

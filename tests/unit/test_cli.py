@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__, cli
-from kvfs.config import PrefetchConfig, Share
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
+from kvfs.settings.sizes import Share
+from kvfs.settings.words import PrefetchConfig
 from kvfs.shell.mount8 import parse_options
 from kvfs.shell.operate import CONFIG_TEMPLATE, configure, with_mount_options
 

@@ -26,7 +26,6 @@ from kvfs.config import (
     DRAIN_FILES_MAX,
     DRAIN_LEFT_SHOWN,
     MIB,
-    CopyRule,
 )
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.meta.contract import Blob, HeldPath, Inode
@@ -36,6 +35,7 @@ from kvfs.open_blobs import OpenBlobs
 from kvfs.peers.client import PeerClient
 from kvfs.peers.messages import Health
 from kvfs.replicate import rank
+from kvfs.settings.words import CopyRule
 
 RULES = (CopyRule(b"two/", 2), CopyRule(b"three/", 3))
 FILE = 0o100644

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvfs.errors import InvalidInput
-from kvfs.home import parse_config
 from kvfs.meta.url import parse_url
 from kvfs.peers.address import bulk_port, parse_address
+from kvfs.settings.load import parse_config
 from kvfs.shell.arguments import build_parser
 from scripts.redis_rig import USER_RIGHTS
 

@@ -14,6 +14,10 @@ PACKAGES = ("kvfs", "mount", "gpu_bridge")
 PURE = {
     "kvfs.errors",
     "kvfs.config",
+    "kvfs.settings.keys",
+    "kvfs.settings.prefetch",
+    "kvfs.settings.sizes",
+    "kvfs.settings.words",
     "kvfs.shell.configs",
     "kvfs.names",
     "kvfs.metrics",
@@ -21,7 +25,6 @@ PURE = {
     "kvfs.digest",
     "kvfs.health",
     "kvfs.prefetch.machine",
-    "kvfs.prefetch.settings",
     "kvfs.prefetch.successors",
     "kvfs.prefetch.unread",
     "kvfs.prefetch.words",
@@ -101,8 +104,8 @@ HOMES = {
 
 HEADS = (  # of packages; but for one that is pure as a whole, they are empty
     "kvfs", "kvfs.meta", "kvfs.peers", "kvfs.prefetch", "kvfs.replay", "kvfs.requests",
-    "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiering", "kvfs.tiers", "kvfs.transfer", "mount",
-    "gpu_bridge",
+    "kvfs.settings", "kvfs.shell", "kvfs.shell.doctor", "kvfs.tiering", "kvfs.tiers",
+    "kvfs.transfer", "mount", "gpu_bridge",
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.config import TIER_LIMITS, TIERS_MAX, TierConfig, TierKind
+from kvfs.config import TIERS_MAX
 from kvfs.errors import InvalidInput
 from kvfs.located import (
     DIRECTORIES_TOLD_MAX,
@@ -21,6 +21,7 @@ from kvfs.located import (
     unpack_tickets,
     unpack_tiers,
 )
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind
 
 DIGEST = b"d" * 16
 FIRST, SECOND = b"1" * 16, b"2" * 16

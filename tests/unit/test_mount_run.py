@@ -11,8 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.config import MOUNT_STOP_DEADLINE_S, Config, DirectoryConfig
+from kvfs.config import MOUNT_STOP_DEADLINE_S
 from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.settings.words import Config, DirectoryConfig
 from mount import run
 
 

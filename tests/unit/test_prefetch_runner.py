@@ -9,18 +9,13 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from kvfs.config import (
-    MIB,
-    PREFETCH_ELSEWHERE_S_MAX,
-    PREFETCH_READER_BYTES_S,
-    PREFETCH_SWEEP_S,
-    PrefetchConfig,
-)
+from kvfs.config import MIB, PREFETCH_ELSEWHERE_S_MAX, PREFETCH_READER_BYTES_S, PREFETCH_SWEEP_S
 from kvfs.errors import Unavailable
 from kvfs.meta.contract import Blob, ChunkEntry, ChunkInfo, Inode
 from kvfs.node import Node
 from kvfs.prefetch.runner import Prefetcher
 from kvfs.replicate import Holder, HolderState
+from kvfs.settings.words import PrefetchConfig
 
 FILE = 0o100644
 NAMESPACE = 5

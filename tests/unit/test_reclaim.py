@@ -10,10 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import MIB, DirectoryConfig
+from kvfs.config import MIB
 from kvfs.errors import OutOfSpace
 from kvfs.meta.contract import Blob, Usage
 from kvfs.reclaim import Evicted, Reclaim
+from kvfs.settings.words import DirectoryConfig
 from kvfs.space import Space
 
 DIGESTS = [bytes([number]) * 16 for number in range(3)]

@@ -2,21 +2,19 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvfs.config import CLUSTER_NODES_MAX, COPY_RULES_MAX, CopyRule
-from kvfs.errors import InvalidInput
 from kvfs.replicate import (
     Shortage,
     Standing,
     find_shortage,
     is_in_charge,
-    parse_rules,
     rank,
     wanted_copies,
 )
+from kvfs.settings.cluster import parse_copy_rules
+from kvfs.settings.words import CopyRule
 
 DIGEST = b"d" * 16
 NODES = tuple(bytes([n]) * 16 for n in range(1, 9))
@@ -115,7 +113,7 @@ def test_the_copy_of_a_node_that_is_leaving_does_not_count() -> None:
 
 # Rules --------------------------------------------------------------------------------------------
 def test_the_longest_prefix_counts() -> None:
-    rules = parse_rules(
+    rules = parse_copy_rules(
         [
             {"prefix": "kv/", "copies": 2},
             {"prefix": "/kv/llama@", "copies": 3},
@@ -126,28 +124,4 @@ def test_the_longest_prefix_counts() -> None:
     paths = [b"kv/x", b"kv/llama@ab/f", b"kv/llama@old/f", b"kv/llama@older/f", b"other", b""]
     assert [wanted_copies(rules, path) for path in paths] == [2, 3, 1, 3, 1, 1]
     assert wanted_copies((), b"kv/x") == 1
-    assert wanted_copies(parse_rules([{"prefix": "", "copies": 2}]), b"any") == 2
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"prefix": "a", "copies": 2}, r"^cluster\.copies: is no list of tables"),
-        ([1], r"^cluster\.copies: is no list of tables"),
-        ([{"copies": 2}], r"^cluster\.copies\.prefix: is missing or no text"),
-        ([{"prefix": 7, "copies": 2}], r"^cluster\.copies\.prefix: is missing or no text"),
-        ([{"prefix": "a\0", "copies": 2}], r"^cluster\.copies\.prefix: .* begins no path"),
-        ([{"prefix": "a" * 5000, "copies": 2}], r"^cluster\.copies\.prefix: .* begins no path"),
-        ([{"prefix": "a"}], r"^cluster\.copies\.copies: nothing is no number of nodes from 1"),
-        ([{"prefix": "a", "copies": 0}], r"^cluster\.copies\.copies: 0 is no number"),
-        ([{"prefix": "a", "copies": True}], r"^cluster\.copies\.copies: True is no number"),
-        ([{"prefix": "a", "copies": "all"}], r"^cluster\.copies\.copies: 'all' is no number"),
-        ([{"prefix": "a", "copies": CLUSTER_NODES_MAX + 1}], r"from 1 to 1000"),
-        ([{"prefix": "a", "number": 2}], r"^cluster\.copies\.number: unknown key"),
-        ([{"prefix": "a", "copies": 2}] * 2, r"^cluster\.copies\.prefix: 'a' is named twice"),
-        ([{"prefix": "a", "copies": 2}] * (COPY_RULES_MAX + 1), r"are 257 rules; 256 are"),
-    ],
-)
-def test_a_rule_that_is_none_is_told_precisely(value: object, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        parse_rules(value)
+    assert wanted_copies(parse_copy_rules([{"prefix": "", "copies": 2}]), b"any") == 2

@@ -12,8 +12,8 @@ import pytest
 
 from kvfs.blobs import BlobDirectory
 from kvfs.client import Client
-from kvfs.config import DirectoryConfig
 from kvfs.errors import Unavailable
+from kvfs.settings.words import DirectoryConfig
 from kvfs.start import node_command
 from tests.processes import wait_until
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import KIB, TierKind
+from kvfs.config import KIB
 from kvfs.digest import digest_of
 from kvfs.errors import TierStalled
+from kvfs.settings.words import TierKind
 from kvfs.tiers.contract import WritableTier
 from scripts.tier_rig import RigTier, TokenBucket
 from tests.contract.tier_suite import WritableTierSuite

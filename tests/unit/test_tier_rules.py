@@ -2,10 +2,11 @@
 
 import pytest
 
-from kvfs.config import TIERS_MAX, TierRule
+from kvfs.config import TIERS_MAX
 from kvfs.errors import InvalidInput
-from kvfs.home import parse_config
-from kvfs.tier_settings import parse_tier_rules
+from kvfs.settings.load import parse_config
+from kvfs.settings.tiers import parse_tier_rules
+from kvfs.settings.words import TierRule
 from kvfs.tiering.policy import Resident, missing_tiers, plan_removal, rule_of, wanted_more
 
 RULES = (TierRule(b"kv/", 2), TierRule(b"kv/m/", 0), TierRule(b"tmp", 1, second_use=True))

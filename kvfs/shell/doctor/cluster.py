@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.belonging import read_belonging
-from kvfs.config import ClusterConfig
 from kvfs.errors import InvalidInput
-from kvfs.home import load_config_of_store
+from kvfs.settings.load import load_config_of_store
+from kvfs.settings.words import ClusterConfig
 from kvfs.shell.doctor.finding import Finding, Level
 
 

@@ -3,8 +3,8 @@
 import stat
 from pathlib import Path
 
-from kvfs.config import ClusterConfig
 from kvfs.errors import InvalidInput
+from kvfs.settings.words import ClusterConfig
 from kvfs.shell.doctor.finding import Finding, Level
 
 

@@ -3,9 +3,9 @@
 import errno
 import socket
 
-from kvfs.config import ClusterConfig
 from kvfs.errors import KvfsError
 from kvfs.peers.address import Address, bulk_port, parse_address
+from kvfs.settings.words import ClusterConfig
 from kvfs.shell.doctor.deadline import within
 from kvfs.shell.doctor.finding import Finding, Level
 

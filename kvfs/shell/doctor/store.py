@@ -5,14 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvfs.errors import InvalidInput
-from kvfs.home import (
-    STORE_MARK,
-    file_system_of,
-    has_lost_mark,
-    is_store,
-    load_config_of_store,
-    refuse_part,
-)
+from kvfs.home import STORE_MARK, file_system_of, has_lost_mark, is_store, refuse_part
+from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
 from kvfs.shell.doctor.finding import Finding, Level

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.client import Client
-from kvfs.config import TierKind
 from kvfs.errors import InvalidInput, KvfsError
-from kvfs.home import load_config_of_store
+from kvfs.settings.load import load_config_of_store
+from kvfs.settings.words import TierKind
 from kvfs.shell.doctor.finding import Finding, Level
 from kvfs.shell.render import size_text
 

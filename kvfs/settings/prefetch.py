@@ -1,7 +1,8 @@
 """The `[prefetch]` of a configuration: what a person may write there, and what it means."""
 
-from kvfs.config import PrefetchConfig, Share, parse_size_or_share
 from kvfs.errors import InvalidInput
+from kvfs.settings.sizes import Share, parse_size_or_share
+from kvfs.settings.words import PrefetchConfig
 
 SWITCHES = ("expected", "children", "successors")
 KEYS = (*SWITCHES, "full_at")

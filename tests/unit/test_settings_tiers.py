@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import TIER_LIMITS, TIERS_MAX, Config, Share, TierConfig, TierKind, TierLimits
+from kvfs.config import TIERS_MAX
 from kvfs.errors import InvalidInput
-from kvfs.home import parse_config
+from kvfs.settings.load import parse_config
+from kvfs.settings.sizes import Share
+from kvfs.settings.words import TIER_LIMITS, Config, TierConfig, TierKind, TierLimits
 
 
 def parse(text: str) -> Config:

@@ -12,18 +12,13 @@ from kvfs.config import (
     PATH_BYTES_MAX,
     TIER_CONCURRENCY_MAX,
     TIER_DEADLINE_S_MAX,
-    TIER_LIMITS,
     TIER_NAME_MAX,
     TIER_RULES_MAX,
     TIERS_MAX,
-    TierConfig,
-    TierKind,
-    TierLimits,
-    TierRule,
-    parse_size,
-    parse_size_or_share,
 )
 from kvfs.errors import InvalidInput
+from kvfs.settings.sizes import parse_size, parse_size_or_share
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind, TierLimits, TierRule
 
 _KEY = "tiers"
 _NAME = re.compile(f"[A-Za-z0-9][A-Za-z0-9._-]{{0,{TIER_NAME_MAX - 1}}}")

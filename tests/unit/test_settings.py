@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import CopyRule, DirectoryConfig, PrefetchConfig, Share
+from kvfs.config import CLUSTER_NODES_MAX, COPY_RULES_MAX
 from kvfs.errors import InvalidInput
-from kvfs.home import (
-    load_config,
-    load_config_of_store,
-    parse_config,
-    parse_limit,
-    show_limit,
-)
 from kvfs.peers.address import bulk_port, parse_address
+from kvfs.settings.cluster import parse_copy_rules
+from kvfs.settings.load import load_config, load_config_of_store, parse_config
+from kvfs.settings.sizes import Share, parse_limit, show_limit
+from kvfs.settings.words import CopyRule, DirectoryConfig, PrefetchConfig
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ def test_bytes_go_by_the_port_behind_that_of_messages(
 def test_a_fifo_that_nobody_writes_into_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.home.CONFIG_WAIT_S", 0.05)
+    monkeypatch.setattr("kvfs.settings.file.CONFIG_WAIT_S", 0.05)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "kvfs.toml").write_text(f'[cluster]\nmetadata_file = "{fifo}"\n')
@@ -250,3 +247,27 @@ def test_where_others_cannot_reach_a_node_is_refused(tmp_path: Path, value: str)
     file.write_text(f'[cluster]\nmetadata = "redis://10.0.0.1:6379"\nlisten = "{value}"\n')
     with pytest.raises(InvalidInput, match=r"must have an IP address|is no address"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"prefix": "a", "copies": 2}, r"^cluster\.copies: is no list of tables"),
+        ([1], r"^cluster\.copies: is no list of tables"),
+        ([{"copies": 2}], r"^cluster\.copies\.prefix: is missing or no text"),
+        ([{"prefix": 7, "copies": 2}], r"^cluster\.copies\.prefix: is missing or no text"),
+        ([{"prefix": "a\0", "copies": 2}], r"^cluster\.copies\.prefix: .* begins no path"),
+        ([{"prefix": "a" * 5000, "copies": 2}], r"^cluster\.copies\.prefix: .* begins no path"),
+        ([{"prefix": "a"}], r"^cluster\.copies\.copies: nothing is no number of nodes from 1"),
+        ([{"prefix": "a", "copies": 0}], r"^cluster\.copies\.copies: 0 is no number"),
+        ([{"prefix": "a", "copies": True}], r"^cluster\.copies\.copies: True is no number"),
+        ([{"prefix": "a", "copies": "all"}], r"^cluster\.copies\.copies: 'all' is no number"),
+        ([{"prefix": "a", "copies": CLUSTER_NODES_MAX + 1}], r"from 1 to 1000"),
+        ([{"prefix": "a", "number": 2}], r"^cluster\.copies\.number: unknown key"),
+        ([{"prefix": "a", "copies": 2}] * 2, r"^cluster\.copies\.prefix: 'a' is named twice"),
+        ([{"prefix": "a", "copies": 2}] * (COPY_RULES_MAX + 1), r"are 257 rules; 256 are"),
+    ],
+)
+def test_a_rule_of_copies_that_is_none_is_told_precisely(value: object, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        parse_copy_rules(value)
