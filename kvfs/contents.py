@@ -61,6 +61,21 @@ class Contents:
         mtime_ns = os.fstat(fd).st_mtime_ns
         return digest not in self._open_blobs and self._checks.is_changed(digest, mtime_ns)
 
+    def is_as_checked(self, inode: Inode, fd: int) -> bool:
+        """Whether `open_checked` would find these bytes, of which this is a descriptor, without
+        reading them: their file is there and as it was when it was checked. Never raises."""
+        try:
+            status = os.fstat(fd)
+        except OSError as error:
+            log.debug("blob %s: %s", inode.digest.hex(), error)
+            return False
+        if status.st_nlink == 0 or status.st_size != inode.size_bytes:
+            return False
+        if inode.digest in self._open_blobs:
+            return True
+        is_known = self._checks.is_known(inode.digest)
+        return is_known and not self._checks.is_changed(inode.digest, status.st_mtime_ns)
+
     def open_inode(self, inode: Inode) -> int | None:
         """As `open_unchecked`, for who asks for many: what cannot be opened is a miss, told in the
         log, and keeps its names."""

@@ -118,7 +118,9 @@ class OpenFiles:
         self._sent_back = SentBack()
         self._readers = Readers()
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
-        self.reuse = ReusedOpens(cast(Answers, pyfuse3), self._end_reader, node.touch)
+        self.reuse = ReusedOpens(
+            cast(Answers, pyfuse3), self._end_reader, node.touch, self._is_as_opened
+        )
 
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:
@@ -419,6 +421,13 @@ class OpenFiles:
         version = self._handles.pop(fh).version
         self.backing.leave(version.number)
         self._leave(version, is_writer=False)
+
+    def _is_as_opened(self, fh: int) -> bool:
+        """Whether a new open would find a reader's bytes as they were found."""
+        version = self._handles[fh].version
+        if version.content is None or version.shown is None:
+            return False
+        return self._node.contents.is_as_checked(version.shown, version.content.fd)
 
     async def _publish(self, version: Version) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock."""

@@ -10,9 +10,14 @@ anything else that could become of it:
 - somebody opens the version for writing, or cuts it;
 - a request that was sent back is on its way to the file, and must be told from others;
 - the file loses its last name, or was changed other than through the mount;
-- room is short: what stands for nobody must not keep a file from eviction;
-- `REUSED_S` have gone by. So a use is noted, and a file that was changed behind our back is found,
-  a little later than by an open that asks.
+- room is short: what stands for nobody must not keep a file from eviction.
+
+Every `REUSED_LOOK_S` the mount does for all answers what opens that ask would have done. It notes
+which files were used, and looks whether an open would still find their bytes: a file that was
+written to or taken away behind our back loses its answer, and the next open finds out what that
+means. So both happen that much later than by an open that asks, and no later. What was not given
+again for `REUSED_S` is withdrawn, since it takes a descriptor; what is in use is kept for as long
+as it is.
 
 What is open when an answer is withdrawn stays open, and its releases come here.
 """
@@ -25,9 +30,9 @@ from typing import Any, Protocol
 import pyfuse3
 import trio
 
-from kvfs.config import REUSED_MAX, REUSED_S
+from kvfs.config import REUSED_LOOK_S, REUSED_MAX, REUSED_S
 
-_ENDED_AT_ONCE = 16  # before everyone else has a turn
+_AT_ONCE = 16  # looked at before everyone else has a turn
 
 # The stock pyfuse3 has no such thing, nor has an older patched one.
 IS_POSSIBLE = hasattr(pyfuse3, "withdraw_open")
@@ -55,20 +60,28 @@ class _Kept:
 
     ino: int
     fh: int
-    until_s: float
+    until_s: float  # unless it is used
+    given: int = 1  # as often, by the last look
 
 
 class ReusedOpens:
     """Which answers pyfuse3 has. `end(fh)` hears of each handle that nobody has open any more,
-    `touch(inos)` of files whose answer was given again."""
+    `touch(inos)` of files whose answer was given again, and `is_as_opened(fh)` tells at once
+    whether an open that asks would find the same bytes, without reading them."""
 
     def __init__(
-        self, answers: Answers, end: Callable[[int], None], touch: Callable[[Sequence[int]], None]
+        self,
+        answers: Answers,
+        end: Callable[[int], None],
+        touch: Callable[[Sequence[int]], None],
+        is_as_opened: Callable[[int], bool],
     ) -> None:
         self._answers = answers
         self._end = end
         self._touch = touch
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the oldest first
+        self._is_as_opened = is_as_opened
+        # By number; what was not seen in use for longest comes first.
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._left: dict[int, int] = {}  # handle of a withdrawn answer -> releases to come
         self._wake = trio.Event()
 
@@ -87,7 +100,10 @@ class ReusedOpens:
         kept = self._kept.pop(number, None)
         if kept is None:
             return
-        opens = self._answers.withdraw_open(number)
+        try:
+            opens = self._answers.withdraw_open(number)
+        except KeyError:  # it had no memory to keep it: the one open is released as others are
+            return
         if opens:
             self._left[kept.fh] = opens
         else:
@@ -115,31 +131,37 @@ class ReusedOpens:
         return sum(not opens for _, opens, _ in self._answers.reusable_opens())
 
     async def run(self) -> None:
-        """Withdraw answers when their time has come, for ever."""
+        """Look what became of the answers, for ever."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             while self._kept:
-                await trio.sleep(REUSED_S / 2)
+                await trio.sleep(REUSED_LOOK_S)
                 self._note_uses()
                 await self._withdraw_old()
 
     async def _withdraw_old(self) -> None:
-        ended = 0
-        while self._kept:
-            number, kept = next(iter(self._kept.items()))
-            if trio.current_time() < kept.until_s:
-                return
-            self.withdraw(number)
-            ended += 1
-            if ended % _ENDED_AT_ONCE == 0:
+        """Withdraw what is not used any more, and what an open would not answer as before."""
+        now_s = trio.current_time()
+        for index, (number, kept) in enumerate(list(self._kept.items())):
+            if index % _AT_ONCE == _AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
+            if self._kept.get(number) is not kept:
+                continue  # withdrawn meanwhile
+            if now_s >= kept.until_s or not self._is_as_opened(kept.fh):
+                self.withdraw(number)
 
     def _note_uses(self) -> None:
-        """Note the files whose answer was given again; by the second look at the latest."""
+        """Note the files whose answer was given again since the last look."""
         if not self._kept:
             return
-        given = {number: times for number, _, times in self._answers.reusable_opens()}
-        used = [kept.ino for number, kept in self._kept.items() if given[number] > 1]
+        until_s = trio.current_time() + REUSED_S
+        used = []
+        for number, _, given in self._answers.reusable_opens():  # not all, if memory is short
+            kept = self._kept.get(number)
+            if kept is not None and given > kept.given:
+                kept.given, kept.until_s = given, until_s
+                self._kept.move_to_end(number)
+                used.append(kept.ino)
         if used:
             self._touch(used)

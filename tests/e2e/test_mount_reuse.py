@@ -68,7 +68,7 @@ def test_opens_are_answered_again_and_end_in_time(mounted: MountProcess, place: 
     before = count_opens(mounted)
     for _ in range(200):
         assert (place / "a").read_bytes() == data
-    assert count_opens(mounted) < before + 20  # some 2 s may have gone by, once or twice
+    assert count_opens(mounted) == before
     assert status(mounted)["mount"]["open_in_passthrough"] == 0
     with open(place / "a", "rb") as file:
         assert file.read() == data
@@ -103,7 +103,7 @@ def test_who_has_it_open_keeps_the_bytes(mounted: MountProcess, place: Path) -> 
 
 
 def test_what_has_lost_its_name_takes_no_room(mounted: MountProcess, place: Path) -> None:
-    """Nor does it wait until its open is too old: an older one is kept still."""
+    """Nor does it wait until nobody has opened it for long: an older one is kept still."""
     (place / "older").write_bytes(b"older")
 
     def goes_before_its_time() -> bool:
@@ -119,7 +119,7 @@ def test_what_has_lost_its_name_takes_no_room(mounted: MountProcess, place: Path
         (place / "older").read_bytes()
         return count_opens(mounted) == before
 
-    wait_until(goes_before_its_time, 60)  # on a busy machine the older one is too old at times
+    wait_until(goes_before_its_time, 60)  # a busy machine may take too long, at times
 
 
 def test_what_a_client_does_is_seen_at_once(mounted: MountProcess, place: Path) -> None:
@@ -142,15 +142,26 @@ def test_a_blob_that_somebody_wrote_to_is_found(start_mount) -> None:  # type: i
     (blob,) = (mount.store / "blobs").glob("*/*/*")
     with open(blob, "r+b") as file:
         file.write(bytes([data[0] ^ 1]))
+    wait_until(lambda: is_refused(mount.mountpoint / "a"))  # though it is in use all the time
+    assert status(mount)["counters"]["corrupt_blobs"] == 1
 
-    def is_refused() -> bool:
-        try:
-            (mount.mountpoint / "a").read_bytes()
-        except OSError:
-            return True
-        return False
 
-    wait_until(is_refused)
+def test_a_blob_that_somebody_removed_is_found(start_mount) -> None:  # type: ignore[no-untyped-def]  # as above
+    mount = checked(start_mount(allow="has lost its file"))
+    (mount.mountpoint / "a").write_bytes(b"bytes")
+    keep(mount, mount.mountpoint / "a")
+    (blob,) = (mount.store / "blobs").glob("*/*/*")
+    blob.unlink()
+    wait_until(lambda: is_refused(mount.mountpoint / "a"))
+    assert status(mount)["counters"]["missing_blobs"] == 1
+
+
+def is_refused(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return True
+    return False
 
 
 def test_readers_in_threads_while_a_file_is_rewritten(mounted: MountProcess, place: Path) -> None:

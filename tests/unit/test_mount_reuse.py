@@ -8,7 +8,7 @@ import trio.testing
 
 pytest.importorskip("pyfuse3", reason="mount.reuse is about pyfuse3")
 
-from kvfs.config import REUSED_MAX, REUSED_S
+from kvfs.config import REUSED_LOOK_S, REUSED_MAX, REUSED_S
 from mount.reuse import ReusedOpens
 
 
@@ -17,6 +17,7 @@ class Pyfuse3:
 
     def __init__(self) -> None:
         self.kept: dict[int, list[int]] = {}
+        self.lists_all = True  # else it has no memory for that
 
     def answer(self, number: int) -> None:
         """The open whose answer is kept, or one that gets it again."""
@@ -31,7 +32,8 @@ class Pyfuse3:
         return self.kept.pop(inode)[0]
 
     def reusable_opens(self) -> Sequence[tuple[int, int, int]]:
-        return [(number, opens, times) for number, (opens, times) in self.kept.items()]
+        items = self.kept.items() if self.lists_all else ()
+        return [(number, opens, times) for number, (opens, times) in items]
 
 
 class Rig:
@@ -39,12 +41,23 @@ class Rig:
         self.pyfuse3 = Pyfuse3()
         self.ended: list[int] = []
         self.touched: list[int] = []
-        self.reuse = ReusedOpens(self.pyfuse3, self.ended.append, self.touched.extend)
+        self.changed: set[int] = set()  # handles whose files an open would find changed
+        self.reuse = ReusedOpens(
+            self.pyfuse3,
+            self.ended.append,
+            self.touched.extend,
+            lambda fh: fh not in self.changed,
+        )
 
     def open(self, number: int) -> None:
         """An open with the handle 100 + number, of the inode 200 + number."""
         assert self.reuse.keep(number, 200 + number, 100 + number)
         self.pyfuse3.answer(number)
+
+    def reopen(self, number: int) -> None:
+        """Open and close it again, with the answer that was kept."""
+        self.pyfuse3.answer(number)
+        self.pyfuse3.release(number)
 
 
 @pytest.fixture
@@ -90,25 +103,115 @@ async def test_more_than_the_bound_push_the_oldest_out(rig: Rig) -> None:
     assert len(rig.pyfuse3.kept) == REUSED_MAX
 
 
+async def test_the_bound_pushes_out_what_is_not_used(
+    rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(rig.reuse.run)
+    for number in range(1, REUSED_MAX + 1):
+        rig.open(number)
+        rig.pyfuse3.release(number)
+    rig.reopen(1)
+    await trio.sleep(1.5 * REUSED_LOOK_S)
+    rig.open(REUSED_MAX + 1)
+    assert rig.ended == [102]
+
+
 async def test_they_end_in_time_and_their_uses_are_noted(
     rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(rig.reuse.run)
     rig.open(1)
     rig.open(2)
-    rig.pyfuse3.answer(2)
-    for number in (1, 2, 2):
+    for number in (1, 2):
         rig.pyfuse3.release(number)
-    await trio.sleep(0.75 * REUSED_S)
-    assert rig.ended == []
-    assert set(rig.touched) == {202}, "the first open has noted itself"
+    rig.reopen(2)
+    await trio.sleep(1.5 * REUSED_LOOK_S)
+    assert rig.touched == [202], "the first open has noted itself"
     rig.open(3)
-    await trio.sleep(0.5 * REUSED_S)
+    await trio.sleep(REUSED_S - 2 * REUSED_LOOK_S)
+    assert rig.ended == []
+    await trio.sleep(2 * REUSED_LOOK_S)
     assert rig.ended == [101, 102]
-    await trio.sleep(REUSED_S)
+    await trio.sleep(2 * REUSED_LOOK_S)
     assert set(rig.pyfuse3.kept) == set()
     assert rig.ended == [101, 102], "the third is open"
     assert rig.reuse.is_last(103)
+    assert rig.touched == [202], "once for one use"
+
+
+async def test_what_is_used_is_kept_and_each_use_is_noted(
+    rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(rig.reuse.run)
+    rig.open(1)
+    rig.pyfuse3.release(1)
+    for _ in range(5):
+        rig.reopen(1)
+        await trio.sleep(0.9 * REUSED_S)
+    assert rig.ended == []
+    assert rig.touched == 5 * [201]
+    await trio.sleep(REUSED_S)
+    assert rig.ended == [101]
+
+
+async def test_what_was_changed_ends_at_the_next_look_used_or_not(
+    rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(rig.reuse.run)
+    for number in range(1, 41):  # more than are looked at in one turn
+        rig.open(number)
+        rig.pyfuse3.release(number)
+    await trio.sleep(1.5 * REUSED_LOOK_S)
+    rig.changed = {101, 120, 140}
+    rig.reopen(20)
+    await trio.sleep(REUSED_LOOK_S)
+    assert sorted(rig.ended) == [101, 120, 140]
+    assert rig.touched == [220], "it was used, and what its bytes are is for the next open"
+
+
+async def test_what_is_withdrawn_while_others_are_looked_at_is_let_be(
+    rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """In the middle of a look others have a turn, and one of them opens a file anew."""
+
+    def look(fh: int) -> bool:
+        if fh == 101:
+            rig.reuse.withdraw(40)
+            rig.reuse.withdraw(39)
+            assert rig.reuse.keep(39, 239, 150)
+            rig.pyfuse3.answer(39)
+        assert fh not in (139, 140)
+        return True
+
+    rig.reuse = ReusedOpens(rig.pyfuse3, rig.ended.append, rig.touched.extend, look)
+    for number in range(1, 41):
+        rig.open(number)
+        rig.pyfuse3.release(number)
+    nursery.start_soon(rig.reuse.run)
+    await trio.sleep(1.5 * REUSED_LOOK_S)
+    assert sorted(rig.ended) == [139, 140]
+    assert len(rig.pyfuse3.kept) == 39
+
+
+async def test_an_answer_that_there_was_no_memory_for_is_an_open_as_others(rig: Rig) -> None:
+    assert rig.reuse.keep(1, 201, 101)
+    rig.reuse.withdraw(1)
+    assert rig.ended == []
+    assert rig.reuse.is_last(101), "its release ends it"
+
+
+async def test_uses_that_there_was_no_memory_to_list_are_noted_later(
+    rig: Rig, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(rig.reuse.run)
+    rig.open(1)
+    rig.reopen(1)
+    rig.pyfuse3.lists_all = False
+    await trio.sleep(1.5 * REUSED_LOOK_S)
+    assert rig.touched == []
+    rig.pyfuse3.lists_all = True
+    await trio.sleep(REUSED_LOOK_S)
+    assert rig.touched == [201]
 
 
 async def test_all_end_when_room_is_short(rig: Rig) -> None:
