@@ -132,6 +132,7 @@ QUARANTINE_BYTES_MAX = GIB
 EVICTION_QUESTIONS_MAX = 1024  # about files, in one decision: milliseconds
 VERIFIED_MAX = 262_144  # digests remembered as checked since the node started
 USES_WAITING_MAX = 128  # files in use of which the metadata does not know yet: 2 ms to write
+OPEN_BLOBS_ENDED_MAX = 16  # closed files that a start after a crash reads again: 0.2 s
 ORPHANS_MAX = 65_536  # removed files that wait for metadata that can be written
 EVICTION_WINDOW = 64  # coldest files of which those go first that other nodes have as well
 EVICTION_BATCH = 24  # files taken away in one go: more would hold the node for over 10 ms

@@ -102,6 +102,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
                 nursery.cancel_scope.cancel()
         await node.reclaim.remove_queued()
         node.uses.write()
+        node.open_blobs.write()
         await trio.to_thread.run_sync(engine.sync)
         trust.end()
 
@@ -368,6 +369,7 @@ async def _sync_always(node: Node) -> None:
     while True:
         await trio.sleep(META_SYNC_INTERVAL_S)
         node.uses.write()
+        node.open_blobs.write()
         try:
             await trio.to_thread.run_sync(node.meta.sync)
         except KvfsError as error:  # not the end: the next time it may do

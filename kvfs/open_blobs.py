@@ -6,11 +6,15 @@ one has gone its blob is *open*: its bytes may stop being those of its digest at
 is nobody's fault. So nothing else is stored by pointing at it (an equal file that comes takes its
 place), it is not checked or quarantined, and its record keeps an intent, by which a start after a
 crash knows which blobs to read again.
+
+The intents of a few that ended are cleared together: a transaction for each would keep its writer's
+next request waiting. A crash before that has the next start read those again as well.
 """
 
 import logging
 from collections import Counter
 
+from kvfs.config import OPEN_BLOBS_ENDED_MAX
 from kvfs.errors import KvfsError
 from kvfs.meta.contract import MetaEngine
 
@@ -23,6 +27,7 @@ class OpenBlobs:
     def __init__(self, engine: MetaEngine) -> None:
         self._meta = engine
         self._open: Counter[bytes] = Counter()
+        self._ended: list[bytes] = []  # and still on record as open
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._open
@@ -37,7 +42,17 @@ class OpenBlobs:
         if self._open[digest]:
             return
         del self._open[digest]
+        self._ended.append(digest)
+        if len(self._ended) >= OPEN_BLOBS_ENDED_MAX:
+            self.write()
+
+    def write(self) -> None:
+        """Take what has ended off the record."""
+        ended = [digest for digest in self._ended if digest not in self._open]
+        self._ended.clear()
+        if not ended:
+            return
         try:
-            self._meta.bury([digest])
-        except KvfsError as error:  # then the next start reads it again
-            log.debug("blob %s stays on record as open: %s", digest.hex(), error)
+            self._meta.bury(ended)
+        except KvfsError as error:  # then the next start reads them again
+            log.debug("%d blobs stay on record as open: %s", len(ended), error)

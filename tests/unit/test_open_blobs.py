@@ -1,5 +1,6 @@
 """Which blobs somebody can still write to."""
 
+from kvfs.config import OPEN_BLOBS_ENDED_MAX
 from kvfs.errors import OutOfSpace
 from kvfs.open_blobs import OpenBlobs
 
@@ -25,11 +26,39 @@ def test_a_blob_is_open_until_each_writer_has_gone() -> None:
     blobs.begin(DIGEST)
     blobs.begin(DIGEST)
     blobs.end(DIGEST)
+    blobs.write()
     assert DIGEST in blobs
     assert engine.buried == []
     blobs.end(DIGEST)
     assert DIGEST not in blobs
+    blobs.write()
     assert engine.buried == [[DIGEST]]
+    blobs.write()
+    assert engine.buried == [[DIGEST]]
+
+
+def test_one_that_is_open_again_stays_on_record() -> None:
+    engine = Engine()
+    blobs = OpenBlobs(engine)  # type: ignore[arg-type]  # as much as it takes
+    blobs.begin(DIGEST)
+    blobs.end(DIGEST)
+    blobs.begin(DIGEST)
+    blobs.write()
+    assert engine.buried == []
+    blobs.end(DIGEST)
+    blobs.write()
+    assert engine.buried == [[DIGEST]]
+
+
+def test_no_more_stay_on_record_than_are_soon_read_again() -> None:
+    engine = Engine()
+    blobs = OpenBlobs(engine)  # type: ignore[arg-type]  # as much as it takes
+    digests = [bytes([number]) * 16 for number in range(OPEN_BLOBS_ENDED_MAX)]
+    for digest in digests:
+        assert engine.buried == []
+        blobs.begin(digest)
+        blobs.end(digest)
+    assert engine.buried == [digests]
 
 
 def test_a_full_disk_leaves_it_on_record() -> None:
@@ -38,4 +67,5 @@ def test_a_full_disk_leaves_it_on_record() -> None:
     blobs = OpenBlobs(engine)  # type: ignore[arg-type]  # as much as it takes
     blobs.begin(DIGEST)
     blobs.end(DIGEST)
+    blobs.write()
     assert DIGEST not in blobs
