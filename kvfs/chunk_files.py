@@ -10,7 +10,7 @@ import trio
 from kvfs.chunk import chunk_info
 from kvfs.errors import Corrupt, KvfsError
 from kvfs.meta.contract import ChunkInfo, Inode, MetaEngine
-from kvfs.names import chunk_path, namespace_path, parse_chunk_path
+from kvfs.names import CHUNK_SUFFIX, chunk_path, namespace_path, parse_chunk_path
 from kvfs.stored import read_header
 
 log = logging.getLogger(__name__)
@@ -63,5 +63,7 @@ class ChunkFiles:
 
     def _places(self, ino: int) -> set[tuple[bytes, str]]:
         """Namespace and key of a file, by each of its names that is a chunk's."""
+        if not any(name.endswith(CHUNK_SUFFIX) for _, name in self._meta.names_of(ino)):
+            return set()  # without a walk to the root for each name
         parsed = map(parse_chunk_path, self._meta.paths_of(ino))
         return {found for found in parsed if found is not None}

@@ -147,10 +147,11 @@ class Node:
         self.chunk_files = ChunkFiles(engine, self.contents.open_inode)
 
     # Names ---------------------------------------------------------------------------------------
-    def unlink(self, parent: int, name: bytes) -> Inode:
-        """Remove a name; the inode afterwards. Its blob goes with the last name and handle."""
+    def unlink(self, parent: int, name: bytes, keep: Callable[[int], None] | None = None) -> Inode:
+        """Remove a name; the inode afterwards. Its blob goes with the last name and handle. `keep`
+        hears of a file that has just lost its last name, before it goes: it may `hold` it."""
         inode = self.meta.unlink(parent, name, self.now_ns())
-        self.drop_orphan(inode)
+        self._drop_unnamed(inode, keep)
         return inode
 
     def rename(
@@ -160,13 +161,19 @@ class Node:
         new_parent: int,
         new_name: bytes,
         mode: RenameMode = RenameMode.REPLACE,
+        keep: Callable[[int], None] | None = None,
     ) -> Renamed:
-        """As `MetaEngine.rename`; what was replaced goes with its last handle. A file that may be
-        a chunk by its new name is for `chunk_files`."""
+        """As `MetaEngine.rename`; what was replaced goes with its last handle, `keep` as for
+        `unlink`. A file that may be a chunk by its new name is for `chunk_files`."""
         renamed = self.meta.rename(parent, name, new_parent, new_name, self.now_ns(), mode)
         if renamed.replaced is not None:
-            self.drop_orphan(renamed.replaced)
+            self._drop_unnamed(renamed.replaced, keep)
         return renamed
+
+    def _drop_unnamed(self, inode: Inode, keep: Callable[[int], None] | None) -> None:
+        if keep is not None and inode.is_regular and inode.nlink == 0:
+            keep(inode.ino)
+        self.drop_orphan(inode)
 
     def hold(self, ino: int) -> None:
         """Keep an inode past its last unlink, and from eviction, until `release`."""

@@ -24,7 +24,7 @@ class Lingering:
         node.on_shortage(self.drop_all)
 
     def keep(self, ino: int) -> None:
-        """Call it before a name is removed; an inode that keeps another name is dropped again."""
+        """Hold a file that has just lost its last name, or is about to."""
         if ino in self._until:
             self._until.move_to_end(ino)
         else:
