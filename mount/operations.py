@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pyfuse3
 import trio
 
-from kvfs.config import NAME_BYTES_MAX, PAGE_BYTES, REQUEST_WAIT_US
+from kvfs.config import KERNEL_CACHE_S, NAME_BYTES_MAX, PAGE_BYTES, REQUEST_WAIT_US
 from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
 from kvfs.node import Change, Node
@@ -30,6 +30,7 @@ from mount.numbers import VIEW_BASE, is_link
 from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
 from mount.removed import RemovedDirectories
 from mount.reuse import mark_reusable
+from mount.through import goes_through
 from mount.view import VIEW_NAME, View
 
 log = logging.getLogger(__name__)
@@ -197,8 +198,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def unlink(self, parent: int, name: bytes, ctx: Context) -> None:
         self._check_place(parent, name)
-        self._keep_for_openers(parent, name)
-        self._expire_other_names(self._node.unlink(parent, name))
+        self._expire_other_names(self._node.unlink(parent, name, self.lingering.keep))
 
     @request
     async def rmdir(self, parent: int, name: bytes, ctx: Context) -> None:
@@ -214,9 +214,7 @@ class Operations(pyfuse3.Operations):
         mode = _RENAME_MODES.get(flags)
         if mode is None:
             raise NamespaceError(errno.EINVAL)
-        if mode is RenameMode.REPLACE:
-            self._keep_for_openers(new_parent, new_name)
-        renamed = self._node.rename(parent, name, new_parent, new_name, mode)
+        renamed = self._node.rename(parent, name, new_parent, new_name, mode, self.lingering.keep)
         if renamed.replaced is not None and mode is RenameMode.REPLACE:
             if renamed.replaced.is_directory:
                 self._removed.note(renamed.replaced)
@@ -224,12 +222,6 @@ class Operations(pyfuse3.Operations):
         await self._node.chunk_files.index(renamed.moved)
         if mode is RenameMode.EXCHANGE and renamed.replaced is not None:
             await self._node.chunk_files.index(renamed.replaced)
-
-    def _keep_for_openers(self, parent: int, name: bytes) -> None:
-        """A name is about to go, perhaps between somebody's look-up and open of it."""
-        inode = self._node.meta.lookup(parent, name)
-        if inode is not None and inode.is_regular and inode.nlink == 1:
-            self.lingering.keep(inode.ino)
 
     def _expire_other_names(self, inode: Inode) -> None:
         """A name of a file has gone: the kernel sees that, but not the count under others."""
@@ -359,6 +351,8 @@ class Operations(pyfuse3.Operations):
         if number >= VIEW_BASE:
             return await self._view.open(number, flags)
         opened = await self._open(number, flags, ctx)
+        if opened.backing_id and opened.is_writer and not goes_through(flags):
+            self.freshness.expire_attributes(number)  # it may be mapped: nobody sees those stores
         info = _file_info(opened)
         if not self.links.is_on and self.files.reuses(number, opened):
             mark_reusable(info)
@@ -386,19 +380,28 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         self._check_place(parent, name)
         self._node.refresh()
-        inode = self._node.meta.lookup(parent, name)
-        if inode is None:
-            self.files.note_end(ctx.pid)
+        try:
             opened, inode = self._create(parent, name, mode, flags, ctx)
-        elif flags & os.O_EXCL:
-            raise NamespaceError(errno.EEXIST)
-        elif not inode.is_regular:
+        except NamespaceError as error:
+            if error.code != errno.EEXIST or flags & os.O_EXCL:
+                raise
+            opened, inode = await self._open_made(parent, name, flags, ctx)
+            return _file_info(opened), self._entry(inode, as_link=False)
+        self.files.note_end(ctx.pid)
+        entry = self._entry(inode, as_link=False)
+        if self._node.neighbours is None:  # nobody else changes it, and the kernel sees its own do
+            entry.attr_timeout = KERNEL_CACHE_S
+        return _file_info(opened), entry
+
+    async def _open_made(
+        self, parent: int, name: bytes, flags: int, ctx: Context
+    ) -> tuple[Opened, Inode]:
+        """Open what somebody has made since the kernel looked: it takes that as an open."""
+        inode = self._find(parent, name)
+        if not inode.is_regular:
             raise NamespaceError(errno.ESTALE)  # the kernel looks, and sees what it is
-        else:  # a client was faster; the kernel takes this as an ordinary open
-            number = self.files.numbers.current(inode.ino)
-            opened = await self._open(number, flags, ctx)
-            inode = self._node.meta.inode(inode.ino) or inode
-        return _file_info(opened), self._entry(inode, as_link=False)
+        opened = await self._open(self.files.numbers.current(inode.ino), flags, ctx)
+        return opened, self._node.meta.inode(inode.ino) or inode
 
     def _create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: Context

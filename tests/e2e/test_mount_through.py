@@ -316,6 +316,45 @@ def test_times_are_those_of_the_writes(place: Path) -> None:
     assert os.stat(place / "a").st_mtime_ns > before
 
 
+def test_a_status_is_of_now_whoever_changes_the_file(place: Path) -> None:
+    """The kernel keeps what the creation said of a file, and sees by itself what is old of it."""
+    fd = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    assert os.stat(place / "a").st_size == 0
+    created_ns = os.stat(place / "a").st_mtime_ns
+    with open(place / "a", "r+b", buffering=0) as other:
+        other.write(b"12345")
+        assert os.fstat(fd).st_size == 5
+        assert os.stat(place / "a").st_mtime_ns > created_ns
+    os.ftruncate(fd, 3)
+    assert os.stat(place / "a").st_size == 3
+    os.truncate(place / "a", 70_000)
+    assert os.fstat(fd).st_size == 70_000
+    os.utime(place / "a", ns=(5, 7))
+    os.chmod(place / "a", 0o640)
+    status = os.fstat(fd)
+    assert (status.st_mtime_ns, status.st_mode & 0o777) == (7, 0o640)
+    os.link(place / "a", place / "b")
+    assert os.fstat(fd).st_nlink == 2
+    os.rename(place / "a", place / "c")
+    os.unlink(place / "b")
+    assert os.fstat(fd).st_nlink == 1
+    os.close(fd)
+    assert os.stat(place / "c").st_size == 70_000
+
+
+def test_a_mapping_of_a_new_file_moves_its_time(place: Path) -> None:
+    fd = os.open(place / "a", os.O_WRONLY | os.O_CREAT)
+    both = os.open(place / "a", os.O_RDWR)
+    os.write(fd, b"12345")
+    before = os.stat(place / "a").st_mtime_ns
+    with mmap.mmap(both, 5) as mapping:
+        mapping[0] = 0
+        mapping.flush()
+        assert os.stat(place / "a").st_mtime_ns > before
+    os.close(both)
+    os.close(fd)
+
+
 def test_a_store_with_little_room_says_at_the_write_that_it_is_full(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
     mount = start_mount(config="max_bytes = '64MiB'\nmin_free = 0\n")
     with open(mount.mountpoint / "huge", "wb", 0) as file:
