@@ -14,6 +14,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from mount.point import find_mount
+from scripts.s3_rig import PYTHON as S3_PYTHON
+from scripts.s3_rig import S3Server
+from tests.commands import kvfs
 from tests.mounts import MountProcess
 from tests.processes import NodeProcess
 
@@ -140,6 +144,25 @@ def start_mount(tmp_path: Path) -> Iterator[StartMount]:
 
     yield start
     _close_all(started)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Iterator[Path]:
+    """A mount point whose mounts, and their processes, are gone afterwards."""
+    mountpoint = tmp_path / "mnt"
+    yield mountpoint
+    while (entry := find_mount(mountpoint)) is not None:
+        kvfs("umount", entry.mountpoint, "--lazy")
+
+
+@pytest.fixture(scope="module")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server of S3's protocol, for all tests of a module."""
+    if not S3_PYTHON.exists():
+        pytest.skip("there is no S3 server: run scripts/setup tiers")
+    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
+    yield server
+    server.close()
 
 
 def _node_arguments(stores: Sequence[Path], config: str, file: Path) -> list[str]:

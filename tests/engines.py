@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvfs.client import Client
-from kvfs.client_files import StagedFile
-from kvfs.digest import digest_of
 from kvfs.names import parse_chunk_path
+from tests.files import store_at
 from tests.processes import NodeProcess
 
 PROGRAM = Path(__file__).parent / "e2e" / "programs" / "vllm_engine.py"
@@ -220,11 +219,7 @@ class Site:
 
     def publish(self, path: bytes, content: bytes) -> None:
         """Put a sound file of other content into a chunk's place."""
-        with Client(self.store) as client:
-            (staged,) = client.stage([len(content)])
-            with open(staged.fd, "wb") as file:
-                file.write(content)
-            client.publish([StagedFile(staged.token, path, digest_of(content), len(content))])
+        store_at(self.store, path, content)
 
     def evict(self, path: bytes) -> None:
         with Client(self.store) as client:

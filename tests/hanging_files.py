@@ -9,12 +9,38 @@ SECONDS: how long each read takes, whatever its size.
 
 import errno
 import os
+import signal
 import stat
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pyfuse3
 import trio
+
+
+class HangingFiles:
+    """A file system whose server can be stopped. Each read takes `read_s`."""
+
+    def __init__(self, root: Path, mountpoint: Path, read_s: float = 0.0) -> None:
+        self.root, self.mountpoint = root, mountpoint
+        root.mkdir()
+        mountpoint.mkdir()
+        self._process = subprocess.Popen([sys.executable, __file__, root, mountpoint, str(read_s)])
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.go_on()
+        subprocess.run(["umount", "-l", self.mountpoint], check=False, timeout=30)
+        self._process.kill()
+        self._process.wait(30)
 
 
 class Passing(pyfuse3.Operations):

@@ -1,11 +1,13 @@
 """A real `kvfs mount` process for tests: started, watched for warnings, unmounted in any case."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
 
+from mount.point import find_mounts
 from tests.processes import KvfsProcess
 
 
@@ -18,6 +20,11 @@ def is_mounted(mountpoint: Path) -> bool:
             if kind.startswith(b"fuse") and _unescaped(place) == wanted:
                 return True
     return False
+
+
+def entries_at(mountpoint: Path) -> int:
+    """How many mounts lie on a mount point, one above the other."""
+    return sum(entry.mountpoint == mountpoint for entry in find_mounts())
 
 
 def _unescaped(place: bytes) -> bytes:
@@ -56,3 +63,10 @@ class MountProcess(KvfsProcess):
                 subprocess.run(["umount", "-l", self.mountpoint], check=False, timeout=30)
         assert was_killed or not left_mounted, f"{self.mountpoint} was still mounted after SIGTERM"
         super().close()
+
+
+def describe(mount: MountProcess) -> dict[str, object]:
+    """What a mount says of itself."""
+    status = json.loads((mount.mountpoint / ".kvfs" / "status.json").read_text())
+    found: dict[str, object] = status["mount"]
+    return found

@@ -34,6 +34,12 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def pid_of(store: Path) -> int:
+    """The process that owns a store."""
+    with Client(store) as client:
+        return int(client.status()["pid"])
+
+
 class KvfsProcess(ABC):
     """A `kvfs` process with its log. `allow` is a pattern of log lines that its test expects."""
 

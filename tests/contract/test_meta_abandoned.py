@@ -11,17 +11,11 @@ from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import Page, SharedTable
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer
 from tests.contract.meta_suite import FILE, T0, digest, publication
 from tests.processes import wait_until
 
 SHORT_S = 0.05
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 class Nodes:

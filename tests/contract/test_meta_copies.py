@@ -11,14 +11,8 @@ import pytest
 
 from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer
 from tests.contract.meta_suite import T0, digest, publication
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 @pytest.fixture

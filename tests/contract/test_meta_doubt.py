@@ -11,16 +11,10 @@ import pytest
 from kvfs.errors import OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer
 from tests.contract.meta_suite import FILE, T0, digest, publication
 
 Open = Callable[[int], RedisEngine]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 @pytest.fixture

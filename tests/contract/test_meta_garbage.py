@@ -13,7 +13,7 @@ import redis
 from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer
 from tests.contract.meta_suite import FILE, T0, chunk, digest, publication
 from tests.processes import wait_until
 
@@ -24,12 +24,6 @@ PATHS = [b"%b/%d" % (above, n) for above in (b"a", b"b", b"a/c", b"kv/m/00") for
 @pytest.fixture
 def allow_warnings() -> list[str]:
     return ["metadata server", "another version of kvfs wrote"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 class Rig:

@@ -17,16 +17,10 @@ from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
-from scripts.redis_rig import RedisServer, free_port, redis_server
+from scripts.redis_rig import RedisServer, free_port
 from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
 from tests.contract.meta_tiers import MetaTiersSuite
 from tests.processes import wait_until
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 class TestRedis(MetaSuite, MetaTiersSuite):

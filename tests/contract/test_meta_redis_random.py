@@ -3,7 +3,6 @@ say what the shared ones do."""
 
 import random
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,13 @@ from kvfs.errors import NamespaceError
 from kvfs.meta.cluster import ClusterView
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
-from scripts.redis_rig import RedisServer, redis_server
+from scripts.redis_rig import RedisServer
 from tests.contract.meta_suite import FILE, T0, digest, publication
 
 NODES = 3
 STEPS = 150
 DIGESTS = range(1, 6)
 DIRECTORIES = (b"a", b"b", b"a/c")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
-        yield started
 
 
 class Actors:

@@ -12,7 +12,7 @@ from kvfs.settings.words import TierKind
 from kvfs.tiers.contract import Tier, WritableTier
 from kvfs.tiers.peer import PeerTier, ReferredPeer
 from scripts.peer_rig import DirectorySource
-from scripts.s3_rig import CREDENTIALS, PYTHON, S3Server
+from scripts.s3_rig import CREDENTIALS, S3Server
 from tests.contract.tier_suite import TierSuite, WritableTierSuite
 from tests.peers import asking, serving
 from tests.tiers import LIMITS, on_tmpfs, open_bucket, open_directory, open_s3
@@ -75,34 +75,25 @@ class TestObjectInDirectory(TestNvme):
         tier.close()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if not PYTHON.exists():
-        pytest.skip("there is no S3 server: run scripts/setup tiers")
-    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
-    yield server
-    server.close()
-
-
 class TestObjectOverS3(WritableTierSuite):
     kind = TierKind.OBJECT
 
     @pytest.fixture
     def tier(
-        self, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[WritableTier]:
         for name, value in CREDENTIALS.items():
             monkeypatch.setenv(name, value)
-        tier = open_s3(server.port, f"{tmp_path.name}/deep")
+        tier = open_s3(s3_server.port, f"{tmp_path.name}/deep")
         yield tier
         tier.close()
 
     @pytest.fixture
-    def spoil(self, server: S3Server, tier: WritableTier, tmp_path: Path) -> Spoil:
+    def spoil(self, s3_server: S3Server, tier: WritableTier, tmp_path: Path) -> Spoil:
         import obstore
         from obstore.store import S3Store
 
-        endpoint = f"http://127.0.0.1:{server.port}"
+        endpoint = f"http://127.0.0.1:{s3_server.port}"
         url = f"s3://kvfs-test/{tmp_path.name}/deep"
         store = S3Store.from_url(url, endpoint=endpoint, client_options={"allow_http": True})
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
+from tests.files import store_at
 from tests.mounts import MountProcess
 
 MIB = 1024 * 1024
@@ -46,22 +47,9 @@ def test_an_open_file_is_there_but_no_client_sees_it(place: Path, mounted: Mount
 def test_what_a_client_publishes_is_there_at_once(place: Path, mounted: MountProcess) -> None:
     name = place / "from-client"
     assert not name.exists()
-    publish(mounted.store, f"{place.name}/from-client".encode(), b"one")
+    store_at(mounted.store, f"{place.name}/from-client".encode(), b"one")
     assert name.read_bytes() == b"one"
     assert os.listdir(place) == ["from-client"]
-
-
-def publish(store: Path, path: bytes, data: bytes) -> None:
-    import xxhash
-
-    from kvfs.client_files import StagedFile
-
-    with Client(store) as client:
-        (staged,) = client.stage([len(data)])
-        os.write(staged.fd, data)
-        os.close(staged.fd)
-        digest = xxhash.xxh3_128_digest(data)
-        client.publish([StagedFile(staged.token, path, digest, len(data))])
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4095, 4096, 4097, MIB, MIB + 1, 9 * MIB + 5])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from mount.point import find_mount, find_mounts
-from tests.mounts import is_mounted
-from tests.processes import is_gone, wait_until
+from mount.point import find_mount
+from tests.mounts import entries_at, is_mounted
+from tests.processes import is_gone, pid_of, wait_until
 
 KVFS = Path(sys.executable).parent / "kvfs"
 HELPER = Path("/sbin/mount.fuse.kvfs")  # mount(8) looks nowhere else, and keeps no PATH
@@ -39,15 +39,6 @@ def linked() -> Iterator[None]:
 def run(*words: object) -> "subprocess.CompletedProcess[str]":
     command = [str(word) for word in words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def pid_of(store: Path) -> int:
-    with Client(store) as client:
-        return int(client.status()["pid"])
-
-
-def entries_at(mountpoint: Path) -> int:
-    return sum(entry.mountpoint == mountpoint for entry in find_mounts())
 
 
 @pytest.fixture

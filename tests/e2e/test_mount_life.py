@@ -6,24 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvfs.client import Client
 from mount.point import MountEntry, find_mount, find_mounts
+from tests.commands import kvfs
 from tests.conftest import StartMount, StartNode
 from tests.mounts import is_mounted
-from tests.processes import is_gone, wait_until
-
-
-def kvfs(*words: object, **options: object) -> "subprocess.CompletedProcess[str]":
-    """Run one command to its end."""
-    command = [sys.executable, "-m", "kvfs", *map(str, words)]
-    return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        command, capture_output=True, text=True, timeout=60, **options
-    )
+from tests.processes import is_gone, pid_of, wait_until
 
 
 def mount_at(where: Path, store: Path) -> int:
@@ -31,20 +22,6 @@ def mount_at(where: Path, store: Path) -> int:
     done = kvfs("mount", where, "--store", store)
     assert done.returncode == 0, done.stderr
     return pid_of(store)
-
-
-def pid_of(store: Path) -> int:
-    with Client(store) as client:
-        return int(client.status()["pid"])
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Iterator[Path]:
-    """A mount point whose mounts, and their processes, are gone afterwards."""
-    mountpoint = tmp_path / "mnt"
-    yield mountpoint
-    while (entry := find_mount(mountpoint)) is not None:
-        kvfs("umount", entry.mountpoint, "--lazy")
 
 
 def test_mount_in_the_background_and_umount(where: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Reads that the kernel serves by itself, on a real mount; skipped where it cannot."""
 
-import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from tests.mounts import MountProcess
+from tests.mounts import MountProcess, describe
 from tests.processes import wait_until
 
 MIB = 1024 * 1024
@@ -27,12 +26,6 @@ def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a f
 @pytest.fixture
 def place(mounted: MountProcess) -> Iterator[Path]:
     yield mounted.mountpoint
-
-
-def describe(mount: MountProcess) -> dict[str, object]:
-    status = json.loads((mount.mountpoint / ".kvfs" / "status.json").read_text())
-    found: dict[str, object] = status["mount"]
-    return found
 
 
 def open_in_passthrough(mount: MountProcess, path: Path) -> int:

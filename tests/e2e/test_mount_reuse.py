@@ -12,7 +12,7 @@ import pytest
 
 from kvfs.client import Client
 from mount.reuse import IS_POSSIBLE
-from tests.e2e.test_mount import publish
+from tests.files import store_at
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
@@ -126,7 +126,7 @@ def test_what_a_client_does_is_seen_at_once(mounted: MountProcess, place: Path) 
     for name in ("replaced", "evicted"):
         (place / name).write_bytes(b"old")
         keep(mounted, place / name)
-    publish(mounted.store, b"replaced", b"new")
+    store_at(mounted.store, b"replaced", b"new")
     assert (place / "replaced").read_bytes() == b"new"
     with Client(mounted.store) as client:
         client.evict([b"evicted"])

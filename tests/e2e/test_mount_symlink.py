@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
+from tests.commands import kvfs
 from tests.conftest import StartMount
-from tests.e2e.test_mount import publish
+from tests.files import store_at
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
@@ -87,10 +88,10 @@ def test_a_file_that_is_open_becomes_a_link_by_name_alone(place: Path) -> None:
 
 def test_what_a_client_publishes_is_a_link(place: Path, mounted: MountProcess) -> None:
     assert not (place / "from-client").exists()
-    publish(mounted.store, b"from-client", b"one")
+    store_at(mounted.store, b"from-client", b"one")
     assert (place / "from-client").is_symlink()
     assert (place / "from-client").read_bytes() == b"one"
-    publish(mounted.store, b"from-client", b"another")
+    store_at(mounted.store, b"from-client", b"another")
     wait_until(lambda: (place / "from-client").read_bytes() == b"another")
 
 
@@ -243,13 +244,8 @@ def test_links_come_and_go_with_the_option(start_mount: StartMount, tmp_path: Pa
     assert (again.mountpoint / "a").read_bytes() == b"Bytes"
 
 
-def kvfs(*words: object) -> str:
-    command = [sys.executable, "-m", "kvfs", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-
-
 def test_status_and_doctor_say_so(place: Path, mounted: MountProcess) -> None:
     status = json.loads((place / ".kvfs" / "status.json").read_text())
     assert status["mount"]["reads"] == "symlink"
-    assert "symbolic links" in kvfs("status", "--store", mounted.store)
-    assert "symbolic links" in kvfs("doctor", "--store", mounted.store)
+    assert "symbolic links" in kvfs("status", store=mounted.store).stdout
+    assert "symbolic links" in kvfs("doctor", store=mounted.store).stdout

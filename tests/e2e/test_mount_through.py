@@ -13,8 +13,7 @@ import pytest
 import xxhash
 
 from kvfs.client import Client
-from tests.e2e.test_mount_passthrough import describe
-from tests.mounts import MountProcess
+from tests.mounts import MountProcess, describe
 from tests.processes import allocated_bytes, wait_until
 
 MIB = 1024 * 1024

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from tests.e2e.test_mount import publish
+from tests.files import store_at
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
@@ -110,7 +110,7 @@ def test_a_reader_keeps_what_a_client_replaces_and_what_is_evicted(
     path = f"{place.name}/a".encode()
     (place / "a").write_bytes(b"old" * 1000)
     reader = opened(place / "a", os.O_RDONLY)
-    publish(mounted.store, path, b"client")
+    store_at(mounted.store, path, b"client")
     wait_until(lambda: os.stat(place / "a").st_size == 6)
     assert read(place / "a") == b"client"
     assert read_fd(reader) == b"old" * 1000
@@ -238,7 +238,7 @@ def test_the_cache_follows_every_overwrite(place: Path) -> None:
 def test_the_cache_follows_clients(place: Path, mounted: MountProcess) -> None:
     for number in range(10):
         data = os.urandom(number * 5000 + 1)
-        publish(mounted.store, f"{place.name}/a".encode(), data)
+        store_at(mounted.store, f"{place.name}/a".encode(), data)
         assert read(place / "a") == data
 
 

@@ -11,39 +11,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from kvfs.address import node_address
 from kvfs.client import Client
 from kvfs.client_files import OpenFile, Staged, StagedFile
+from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.names import ChunkKeys, chunk_key, chunk_path
+from tests.commands import kvfs
+from tests.files import load_bytes, store_bytes
 from tests.processes import allocated_bytes, wait_until
 
 MIB = 1024 * 1024
-
-
-def digest_of(data: bytes) -> bytes:
-    return xxhash.xxh3_128(data).digest()
-
-
-def store_bytes(client: Client, path: bytes, data: bytes) -> None:
-    (staged,) = client.stage([len(data)])
-    try:
-        assert os.pwrite(staged.fd, data, 0) == len(data)
-        client.publish([StagedFile(staged.token, path, digest_of(data), len(data))])
-    finally:
-        os.close(staged.fd)
-
-
-def load_bytes(client: Client, path: bytes) -> bytes | None:
-    (opened,) = client.open([path])
-    if opened is None:
-        return None
-    with opened:
-        data = os.pread(opened.fd, opened.size_bytes, 0)
-        assert digest_of(data) == opened.digest
-        return data
 
 
 def test_what_one_client_publishes_another_reads(start_node, tmp_path: Path) -> None:
@@ -580,16 +559,6 @@ def test_a_path_in_no_encoding_holds_a_store(start_node, tmp_path: Path) -> None
             store_bytes(client, b"a", b"bytes")
             assert load_bytes(client, b"a") == b"bytes"
         node.stop()
-
-
-def kvfs(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "kvfs", *words],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
 
 
 def test_files_that_were_all_read_just_now_make_room_for_others(start_node) -> None:

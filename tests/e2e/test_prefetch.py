@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,14 +12,14 @@ import pytest
 
 from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
 from kvfs.client import Client
-from kvfs.client_files import StagedFile
 from kvfs.config import MIB
 from kvfs.digest import digest_of
-from kvfs.meta.contract import ChunkInfo
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from scripts.redis_rig import redis_server
+from tests.commands import kvfs
 from tests.conftest import StartMount, StartNode
-from tests.fault.test_tiering import HangingFiles
+from tests.files import load_bytes, store_bytes
+from tests.hanging_files import HangingFiles
 from tests.mounts import is_mounted
 from tests.processes import wait_until
 
@@ -32,13 +30,6 @@ CHUNK_BYTES = MIB
 
 def tier(path: Path) -> str:
     return f'[[tiers]]\nname = "scratch"\nkind = "shared"\npath = "{path}"\n'
-
-
-def store(client: Client, path: bytes, data: bytes, info: ChunkInfo | None = None) -> None:
-    (staged,) = client.stage([len(data)])
-    with open(staged.fd, "wb") as file:
-        file.write(data)
-    client.publish([StagedFile(staged.token, path, digest_of(data), len(data), info)])
 
 
 def store_chain(client: Client, names: str, *, is_left: bool = True) -> dict[str, bytes]:
@@ -62,7 +53,7 @@ def store_chain(client: Client, names: str, *, is_left: bool = True) -> dict[str
         )
         paths[name] = chunk_path(SPACE, header.key)
         data = encode_header(header) + name.encode() * CHUNK_BYTES
-        store(client, paths[name], data, chunk_info(header))
+        store_bytes(client, paths[name], data, chunk_info(header))
         parent = header.key
     if is_left:
         leave(client, *paths.values())
@@ -81,21 +72,9 @@ def is_here(client: Client, path: bytes) -> bool:
     return client.blobs([inode.digest])[0] is not None
 
 
-def read(client: Client, path: bytes) -> bytes:
-    (file,) = client.open([path])
-    assert file is not None
-    with file:
-        return os.pread(file.fd, file.size_bytes, 0)
-
-
 def tally(client: Client, cause: str) -> dict[str, int]:
     found: dict[str, int] = client.status()["prefetch"]["causes"][cause]
     return found
-
-
-def kvfs(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvfs", *words, "--store", str(at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -114,13 +93,13 @@ def test_chunks_behind_one_that_was_read_come_and_are_used_or_wasted(
     node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client:
         paths = store_chain(client, "abc")
-        read(client, paths["a"])
+        load_bytes(client, paths["a"])
         wait_until(lambda: is_here(client, paths["b"]) and is_here(client, paths["c"]))
         wait_until(lambda: tally(client, "child")["arrived"] == 2)
-        assert read(client, paths["b"]).endswith(b"b")
+        assert load_bytes(client, paths["b"]).endswith(b"b")
         wait_until(lambda: tally(client, "child")["used"] == 1)
         assert client.evict_copies([paths["c"]]) == (1, 1)
-        read(client, paths["a"])  # which would have c come again
+        load_bytes(client, paths["a"])  # which would have c come again
         wait_until(lambda: tally(client, "child")["wasted"] == 1)
         found = tally(client, "child")
         assert found["wasted_bytes"] == found["started_bytes"] // 2 > CHUNK_BYTES
@@ -137,7 +116,7 @@ def test_what_an_engine_expects_comes_and_counts_as_used(
         wait_until(lambda: tally(client, "expected")["arrived"] == 2)
         assert not is_here(client, paths["c"])
         for name in "ab":
-            read(client, paths[name])
+            load_bytes(client, paths[name])
         assert tally(client, "expected")["used"] == 2
 
 
@@ -169,10 +148,10 @@ def chain_before_a_hang(client: Client, slow: HangingFiles) -> dict[str, bytes]:
     """Two chunks, of which only the first is here; only a tier that hangs from now on has the
     second, and `other`. Its reads were slow before, so a hang is taken for one the later."""
     for path in (b"first", b"other"):
-        store(client, path, path * CHUNK_BYTES)
+        store_bytes(client, path, path * CHUNK_BYTES)
     paths = store_chain(client, "ab", is_left=False)
     leave(client, b"first", b"other", paths["b"])
-    read(client, b"first")
+    load_bytes(client, b"first")
     slow.stop()
     return paths
 
@@ -183,11 +162,11 @@ def test_who_reads_from_the_tier_ends_what_comes_on_a_guess(
     node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client, Client(node.store) as reader:
         paths = chain_before_a_hang(client, slow)
-        read(client, paths["a"])
+        load_bytes(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
         with ThreadPoolExecutor(1) as executor:
             try:
-                reading = executor.submit(read, reader, b"other")
+                reading = executor.submit(load_bytes, reader, b"other")
                 wait_until(lambda: tally(client, "child")["cancelled"] == 1)
             finally:
                 slow.go_on()
@@ -202,11 +181,11 @@ def test_who_reads_what_comes_on_a_guess_reads_it_beside_that(
     node = start_node(config=tier(slow.mountpoint / "tier"))
     with Client(node.store) as client, Client(node.store) as reader:
         paths = chain_before_a_hang(client, slow)
-        read(client, paths["a"])
+        load_bytes(client, paths["a"])
         wait_until(lambda: tally(client, "child")["started"] == 1)
         with ThreadPoolExecutor(1) as executor:
             try:
-                reading = executor.submit(read, reader, paths["b"])
+                reading = executor.submit(load_bytes, reader, paths["b"])
                 wait_until(lambda: client.status()["tiering"]["reading"]["under_way"] == 1)
             finally:
                 slow.go_on()
@@ -224,24 +203,24 @@ def test_warm_brings_what_only_tiers_have_and_names_what_nobody_has(
     with Client(node.store) as client:
         data = {b"kv/%02d" % n: b"%02d" % n * 1000 for n in range(40)}
         for path, content in data.items():
-            store(client, path, content)
-        store(client, b"here", b"here")
+            store_bytes(client, path, content)
+        store_bytes(client, b"here", b"here")
         leave(client, *data)
-        ran = kvfs("warm", "kv", "/here", at=node.store)
+        ran = kvfs("warm", "kv", "/here", store=node.store)
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout == "40 files brought, 78.1 KiB; 1 here already\n"
         assert all(is_here(client, path) for path in data)
-        shown = kvfs("status", at=node.store).stdout
+        shown = kvfs("status", store=node.store).stdout
         assert "brought ahead  40 files, 78.1 KiB; 0 used, 0 evicted unread, 0 cancelled" in shown
         leave(client, *data)
         name = digest_of(data[b"kv/07"]).hex()
         (tmp_path / "tier" / "blobs" / name[:2] / name[2:4] / name).unlink()
-        ran = kvfs("warm", "/", "--json", at=node.store)
+        ran = kvfs("warm", "/", "--json", store=node.store)
         assert ran.returncode == 1 and "no tier and no other node gives 1 file" in ran.stderr
         said: dict[str, Any] = json.loads(ran.stdout)
         assert (said["brought_files"], said["here_files"]) == (39, 1)
         assert said["missing"] == [{"path": "/kv/07", "size_bytes": 2000}]
-    ran = kvfs("warm", "absent", at=node.store)
+    ran = kvfs("warm", "absent", store=node.store)
     assert (ran.returncode, ran.stdout) == (1, "")
 
 
@@ -254,10 +233,10 @@ def test_what_other_nodes_have_comes_ahead_and_by_warm(
         with Client(a.store) as one, Client(b.store) as two:
             paths = store_chain(one, "abc", is_left=False)
             for n in range(5):
-                store(one, b"other/%d" % n, b"%d" % n * MIB)
-            assert read(two, paths["a"]).endswith(b"a")
+                store_bytes(one, b"other/%d" % n, b"%d" % n * MIB)
+            assert (load_bytes(two, paths["a"]) or b"").endswith(b"a")
             wait_until(lambda: is_here(two, paths["c"]) and is_here(two, paths["b"]))
-            ran = kvfs("warm", "other", at=b.store)
+            ran = kvfs("warm", "other", store=b.store)
             assert (ran.returncode, ran.stdout) == (0, "5 files brought, 5 MiB; 0 here already\n")
             assert is_here(two, b"other/4") and is_here(one, b"other/4")
         for node in (a, b):  # while there is a server
@@ -272,7 +251,7 @@ def test_warm_brings_what_lies_on_a_disk_that_is_missing(
     data = [b"%d" % n * 1000 for n in range(8)]
     with Client(node.store) as client:
         for number, content in enumerate(data):
-            store(client, b"f%d" % number, content)
+            store_bytes(client, b"f%d" % number, content)
         wait_until(lambda: client.status()["tiering"]["behind"]["waiting"] == 0)
     lost = sum(1 for file in disk.glob("blobs/*/*/*") if file.is_file())
     assert lost > 0
@@ -282,6 +261,6 @@ def test_warm_brings_what_lies_on_a_disk_that_is_missing(
     with Client(node.store) as client:
         digests = [digest_of(content) for content in data]
         assert client.is_here(digests).count(False) == lost
-        ran = kvfs("warm", "/", at=node.store)
+        ran = kvfs("warm", "/", store=node.store)
         assert f"{lost} files brought" in ran.stdout and ran.returncode == 0, ran.stderr
         assert client.is_here(digests) == [True] * 8

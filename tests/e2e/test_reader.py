@@ -15,8 +15,13 @@ from kvfs.reader.files import FileReader
 from kvfs.tiers.directory import DirectoryTier
 from scripts.bridge_rig import engine_of
 from tests.conftest import StartNode
-from tests.e2e.test_tiering import data_of, store, tier, wait_copied
 from tests.processes import NodeProcess, wait_until
+from tests.tier_nodes import (
+    data_of,
+    store_files,
+    tier,
+    wait_copied,
+)
 
 FILES = {b"d/%d" % number: data_of(number) for number in range(1, 80)}
 PATHS = list(FILES)
@@ -32,7 +37,7 @@ def node(start_node: StartNode, tmp_path: Path) -> NodeProcess:
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
     with Client(node.store) as client:
-        store(client, FILES)
+        store_files(client, FILES)
         wait_copied(client)
         yield client
 
@@ -69,7 +74,7 @@ def test_files_are_read_from_the_store_and_from_a_tier(client: Client, reader: F
 def test_what_could_never_be_read_is_refused_and_what_is_empty_is_not(
     client: Client, reader: FileReader
 ) -> None:
-    store(client, {b"empty": b""})
+    store_files(client, {b"empty": b""})
     assert reader.read([b"empty", PATHS[0]]) == [b"", FILES[PATHS[0]]]
     assert reader.read_into([b"empty"], [memoryview(bytearray())]) == [0]
     small = [memoryview(bytearray(MIB)), memoryview(bytearray(MIB - 1))]

@@ -6,95 +6,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from kvfs.chunk import ChunkHeader, TensorSpec, chunk_info, encode_header
 from kvfs.client import Client
-from kvfs.client_files import StagedFile
-from kvfs.digest import digest_of
-from kvfs.names import chunk_key, chunk_path, namespace_path
+from tests.chunks import FINGERPRINT, MODEL, SPACE, chunk_file, store_chain
+from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartMount, StartNode
+from tests.files import store_bytes
 
-DEADLINE_S = 60
-MODEL = "Qwen/Qwen3-8B"
-FINGERPRINT = "0123456789abcdef0123456789abcdef"
-SPACE = namespace_path(MODEL, FINGERPRINT)
 TOKENS = list(range(2, 2 + 1100))  # four chunks of 256, and 76 tokens
-
-
-def kvfs(*words: str | Path, store: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command as a person would; its output is piped, so it must be plain."""
-    where = [] if store is None else ["--store", str(store)]
-    return subprocess.run(
-        [sys.executable, "-m", "kvfs", *map(str, words), *where],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-
-
-def kvfs_json(*words: str | Path, store: Path | None = None, code: int = 0) -> Any:
-    ran = kvfs(*words, "--json", store=store)
-    assert (ran.returncode, ran.stderr) == (code, "")
-    return json.loads(ran.stdout)
-
-
-def kvfs_text(*words: str | Path, store: Path | None = None, code: int = 0) -> str:
-    ran = kvfs(*words, store=store)
-    assert (ran.returncode, ran.stderr) == (code, "")
-    assert "\x1b" not in ran.stdout
-    return ran.stdout
-
-
-def publish(client: Client, path: bytes, data: bytes, header: ChunkHeader | None = None) -> bytes:
-    (staged,) = client.stage([len(data)])
-    os.pwrite(staged.fd, data, 0)
-    os.close(staged.fd)
-    info = None if header is None else chunk_info(header)
-    client.publish([StagedFile(staged.token, path, digest_of(data), len(data), info)])
-    return path
-
-
-def chunk_file(
-    name: str, parent: str | None, number: int, tokens: list[int] | None = None
-) -> tuple[bytes, bytes, ChunkHeader]:
-    """Path, bytes and header of the chunk of 256 tokens that a short name stands for."""
-    start = 256 * number
-    payload = name.encode() * 4096
-    header = ChunkHeader(
-        model=MODEL,
-        fingerprint=FINGERPRINT,
-        key=chunk_key(digest_of(name.encode()), 0, 0),
-        parent="" if parent is None else chunk_key(digest_of(parent.encode()), 0, 0),
-        token_start=start,
-        token_end=start + 256,
-        group=0,
-        shard=0,
-        engine="test",
-        digest=digest_of(payload),
-        token_ids=None if tokens is None else tuple(tokens[start : start + 256]),
-        tensors=(TensorSpec("layer.0", "U8", (len(payload),)),),
-    )
-    return chunk_path(SPACE, header.key), encode_header(header) + payload, header
-
-
-def publish_chain(
-    client: Client,
-    names: str,
-    parent: str | None = None,
-    number: int = 0,
-    tokens: list[int] | None = None,
-) -> list[bytes]:
-    paths = []
-    for name in names:
-        path, data, header = chunk_file(name, parent, number, tokens)
-        paths.append(publish(client, path, data, header))
-        parent, number = name, number + 1
-    return paths
 
 
 @pytest.fixture
@@ -117,7 +39,7 @@ def tokenizer(tmp_path: Path) -> Path:
 # Node and files -----------------------------------------------------------------------------------
 def test_status(store: Path) -> None:
     with Client(store) as client:
-        publish_chain(client, "abc")
+        store_chain(client, "abc")
         client.lookup([b"absent"])
     found = kvfs_json("status", store=store)
     assert found["store"] == str(store) and found["mountpoint"] is None
@@ -133,9 +55,9 @@ def test_status(store: Path) -> None:
 def test_ls(store: Path) -> None:
     odd = b"line\nbreak \xff"
     with Client(store) as client:
-        publish(client, b"dir/" + odd, b"1")
-        publish(client, b"dir/b", b"22")
-        publish(client, b"dir/sub/c", b"333")
+        store_bytes(client, b"dir/" + odd, b"1")
+        store_bytes(client, b"dir/b", b"22")
+        store_bytes(client, b"dir/sub/c", b"333")
         client.pin([b"dir/b"])
     assert kvfs_text("ls", store=store) == "dir/\n"
     assert kvfs_text("ls", "dir", store=store) == "b\nline\\x0abreak \\xff\nsub/\n"
@@ -170,12 +92,12 @@ def test_what_is_not_there_is_code_1_and_one_line(store: Path) -> None:
 
 def test_show_by_path_and_by_digest(store: Path) -> None:
     with Client(store) as client:
-        path = publish_chain(client, "ab", tokens=TOKENS)[1]
+        path = store_chain(client, "ab", tokens=TOKENS)[1]
         (opened,) = client.open([path])
         assert opened is not None
         with opened:
             data = os.pread(opened.fd, opened.size_bytes, 0)
-        publish(client, b"copy", data)
+        store_bytes(client, b"copy", data)
         used_ns = client.stat(path)
     shown = os.fsdecode(path)
     found = kvfs_json("show", shown, store=store)
@@ -197,7 +119,7 @@ def test_show_by_path_and_by_digest(store: Path) -> None:
 
 def test_show_a_directory_and_a_plain_file(store: Path) -> None:
     with Client(store) as client:
-        publish(client, b"dir/plain", b"hello")
+        store_bytes(client, b"dir/plain", b"hello")
     assert kvfs_json("show", "dir", store=store)["type"] == "directory"
     found = kvfs_json("show", "dir/plain", store=store)
     assert (found["size_bytes"], found["chunk"], found["header"]) == (5, None, None)
@@ -206,9 +128,9 @@ def test_show_a_directory_and_a_plain_file(store: Path) -> None:
 
 def test_du_counts_equal_bytes_once(store: Path) -> None:
     with Client(store) as client:
-        publish(client, b"a/one", b"x" * 10_000)
-        publish(client, b"b/same", b"x" * 10_000)
-        publish(client, b"b/other", b"y" * 100)
+        store_bytes(client, b"a/one", b"x" * 10_000)
+        store_bytes(client, b"b/same", b"x" * 10_000)
+        store_bytes(client, b"b/other", b"y" * 100)
     sums = {item["path"]: item for item in kvfs_json("du", store=store)["directories"]}
     assert {path: item["size_bytes"] for path, item in sums.items()} == {
         "/a": 10_000,
@@ -223,8 +145,8 @@ def test_du_counts_equal_bytes_once(store: Path) -> None:
 
 def test_pin_unpin_evict(store: Path) -> None:
     with Client(store) as client:
-        publish_chain(client, "abc")
-        publish(client, b"keep", b"keep")
+        store_chain(client, "abc")
+        store_bytes(client, b"keep", b"keep")
     assert kvfs_text("pin", "keep", store=store) == "1 file pinned\n"
     ran = kvfs("evict", "/", store=store)
     assert (ran.returncode, ran.stdout) == (1, "3 files evicted\n")
@@ -237,7 +159,7 @@ def test_pin_unpin_evict(store: Path) -> None:
 
 def test_pin_changes_nothing_when_one_path_is_wrong(store: Path) -> None:
     with Client(store) as client:
-        publish(client, b"a", b"a")
+        store_bytes(client, b"a", b"a")
     assert kvfs("pin", "a", "absent", store=store).returncode == 1
     assert not kvfs_json("show", "a", store=store)["pinned"]
 
@@ -245,8 +167,8 @@ def test_pin_changes_nothing_when_one_path_is_wrong(store: Path) -> None:
 def test_verify_finds_and_quarantines(start_node: StartNode) -> None:
     store = start_node(allow="quarantined").store
     with Client(store) as client:
-        good, bad = publish_chain(client, "ab")
-        publish(client, b"copy-of-bad", chunk_file("b", "a", 1)[1])
+        good, bad = store_chain(client, "ab")
+        store_bytes(client, b"copy-of-bad", chunk_file("b", "a", 1)[1])
     assert kvfs_json("verify", store=store)["corrupt_files"] == 0
     blob = Path(kvfs_json("show", os.fsdecode(bad), store=store)["blob"]["file"])
     data = bytearray(blob.read_bytes())
@@ -266,7 +188,7 @@ def test_verify_tells_what_cannot_be_read(start_node: StartNode, tmp_path: Path)
     names = [b"f%d" % number for number in range(8)]  # large enough to fill both directories
     with Client(node.store) as client:
         for name in names:
-            publish(client, name, name * 250_000)
+            store_bytes(client, name, name * 250_000)
     node.stop()
     away = sum(1 for _ in (part / "blobs").glob("*/*/*"))
     assert 0 < away < 8
@@ -286,7 +208,7 @@ def test_rebuild_names_chunk_files_that_were_brought_back(
 ) -> None:
     node = start_node()
     with Client(node.store) as client:
-        (path,) = publish_chain(client, "a")
+        (path,) = store_chain(client, "a")
         name = os.fsdecode(path)
         blob = Path(kvfs_json("show", name, store=node.store)["blob"]["file"])
         kept = shutil.copy(blob, tmp_path / "kept")
@@ -300,7 +222,7 @@ def test_rebuild_names_chunk_files_that_were_brought_back(
 def test_a_start_without_metadata_rebuilds_by_itself(start_node: StartNode) -> None:
     node = start_node()
     with Client(node.store) as client:
-        (path,) = publish_chain(client, "a")
+        (path,) = store_chain(client, "a")
     node.stop()
     for name in ("data.mdb", "lock.mdb"):
         (node.store / "meta" / name).unlink()
@@ -310,7 +232,7 @@ def test_a_start_without_metadata_rebuilds_by_itself(start_node: StartNode) -> N
 def test_gc_removes_blobs_without_a_name(start_node: StartNode) -> None:
     store = start_node().store
     with Client(store) as client:
-        publish(client, b"plain", b"plain")
+        store_bytes(client, b"plain", b"plain")
         blob = Path(kvfs_json("show", "plain", store=store)["blob"]["file"])
         client.evict([b"plain"])
     blob.write_bytes(b"plain")
@@ -322,7 +244,7 @@ def test_gc_removes_blobs_without_a_name(start_node: StartNode) -> None:
 def test_a_stopped_store_is_opened_for_a_command(start_node: StartNode) -> None:
     node = start_node()
     with Client(node.store) as client:
-        publish(client, b"f", b"f")
+        store_bytes(client, b"f", b"f")
     node.stop()
     assert kvfs_text("ls", store=node.store) == "f\n"
     assert kvfs_json("status", store=node.store)["pid"] != node.pid
@@ -349,10 +271,10 @@ def test_a_store_that_cannot_be_served_says_why(
 # Prompts ------------------------------------------------------------------------------------------
 def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
     with Client(store) as client:
-        publish_chain(client, "ab", tokens=TOKENS)
-        publish_chain(client, "cd", "b", 2, tokens=TOKENS)
-        publish_chain(client, "e", "b", 2)
-        gone = publish_chain(client, "xyz")[0]
+        store_chain(client, "ab", tokens=TOKENS)
+        store_chain(client, "cd", "b", 2, tokens=TOKENS)
+        store_chain(client, "e", "b", 2)
+        gone = store_chain(client, "xyz")[0]
         client.evict([gone])
     document = kvfs_json("prefixes", "--tokenizer", tokenizer, store=store)
     (model,) = document["models"]
@@ -388,7 +310,9 @@ def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
     )
     assert b"\n   |- 512-768" in ascii_only.stdout
     with Client(store) as client:
-        client.evict([publish(client, b"kv/empty@" + FINGERPRINT.encode() + b"/ab/x", b"x")])
+        gone = b"kv/empty@" + FINGERPRINT.encode() + b"/ab/x"
+        store_bytes(client, gone, b"x")
+        client.evict([gone])
     assert len(kvfs_json("prefixes", store=store)["models"]) == 1
     assert len(kvfs_json("prefixes", "--all", store=store)["models"]) == 2
     assert kvfs("prefixes", "empty", store=store).returncode == 1
@@ -398,7 +322,7 @@ def test_prefixes_as_a_tree(store: Path, tokenizer: Path) -> None:
 
 def test_explain(store: Path, tokenizer: Path, tmp_path: Path) -> None:
     with Client(store) as client:
-        paths = publish_chain(client, "abcd", tokens=TOKENS)
+        paths = store_chain(client, "abcd", tokens=TOKENS)
     ids = tmp_path / "ids.json"
     ids.write_text(json.dumps(TOKENS))
     words = ("explain", "--model", MODEL)
@@ -427,7 +351,7 @@ def test_explain(store: Path, tokenizer: Path, tmp_path: Path) -> None:
 
 def test_bad_tokenizers_and_token_files_are_one_line(store: Path, tmp_path: Path) -> None:
     with Client(store) as client:
-        publish_chain(client, "a", tokens=TOKENS)
+        store_chain(client, "a", tokens=TOKENS)
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}")
     (tmp_path / "ids").write_bytes(b"\xff\xfe")
@@ -524,7 +448,7 @@ def test_a_renamed_directory_of_a_model_holds_nothing_that_is_called_cached(
     ids = tmp_path / "ids.json"
     ids.write_text(json.dumps(TOKENS))
     with Client(mount.store) as client:
-        publish_chain(client, "ab", tokens=TOKENS)
+        store_chain(client, "ab", tokens=TOKENS)
     home = mount.mountpoint / os.fsdecode(SPACE)
     other = home.with_name(f"Other@{FINGERPRINT}")
     words = ("--model", other.name, "--tokens", ids)

@@ -6,83 +6,42 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from kvfs.client import Client
-from kvfs.client_files import StagedFile
 from kvfs.config import MIB
 from kvfs.digest import digest_of
-from kvfs.meta.contract import Blob
 from kvfs.shell.doctor.finding import Level
 from kvfs.shell.doctor.tiers import check_tiers
 from kvfs.shell.tiers import tier_lines
 from scripts.redis_rig import redis_server
-from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server
+from scripts.s3_rig import BUCKET, CREDENTIALS, S3Server
 from tests.conftest import StartMount, StartNode
+from tests.files import load_bytes
 from tests.own_node import chunk_file
 from tests.processes import wait_until
+from tests.tier_nodes import (
+    blobs_of,
+    data_of,
+    files_in,
+    names_of,
+    store_files,
+    tier,
+    tiering_of,
+    wait_copied,
+)
 
 STORE = 'max_bytes = "24MiB"\n'
 
 
-def data_of(number: int, size_bytes: int = MIB) -> bytes:
-    return number.to_bytes(4, "little") * (size_bytes // 4)
-
-
-def store(client: Client, files: dict[bytes, bytes]) -> None:
-    for path, data in files.items():
-        (staged,) = client.stage([len(data)])
-        with open(staged.fd, "wb") as file:
-            file.write(data)
-        client.publish([StagedFile(staged.token, path, digest_of(data), len(data))])
-
-
-def load(client: Client, path: bytes) -> bytes | None:
-    (file,) = client.open([path])
-    if file is None:
-        return None
-    with file:
-        return os.pread(file.fd, file.size_bytes + 1, 0)
-
-
-def tier(name: str, path: Path, kind: str = "shared", more: str = "") -> str:
-    return f'[[tiers]]\nname = "{name}"\nkind = "{kind}"\npath = "{path}"\n{more}'
-
-
-def files_in(path: Path) -> set[str]:
-    return {file.name for file in (path / "blobs").rglob("*") if file.is_file()}
-
-
-def names_of(numbers: Sequence[int]) -> set[str]:
-    return {digest_of(data_of(number)).hex() for number in numbers}
-
-
-def tiering_of(client: Client) -> dict[str, dict[str, object]]:
-    tiering: dict[str, dict[str, object]] = client.status()["tiering"]
-    return tiering
-
-
-def blobs_of(client: Client, count: int) -> list[Blob]:
-    found = client.blobs([digest_of(data_of(number)) for number in range(count)])
-    return [blob for blob in found if blob is not None]
-
-
-def wait_copied(client: Client) -> None:
-    wait_until(lambda: tiering_of(client)["behind"]["waiting"] == 0)
-
-
 @pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    if not PYTHON.exists():
-        pytest.skip("needs .envs/s3: scripts/setup tiers")
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """With the keys to it in what nodes inherit."""
     for key, value in CREDENTIALS.items():
         monkeypatch.setenv(key, value)
-    server = S3Server(tmp_path / "s3.log")
-    yield server
-    server.close()
+    return s3_server
 
 
 def test_a_mount_holds_more_than_its_store_and_reads_all_of_it_back(
@@ -121,11 +80,11 @@ def test_what_was_promised_is_copied_after_a_kill(start_node: StartNode, tmp_pat
     config = tier("scratch", tmp_path / "tier")
     node = start_node(config=config)
     with Client(node.store) as client:
-        store(client, {b"f0": data_of(0)})
+        store_files(client, {b"f0": data_of(0)})
         wait_copied(client)
     os.rename(tmp_path / "tier", rest)  # so that nothing more can be copied
     with Client(node.store) as client:
-        store(client, {b"f%d" % n: data_of(n) for n in range(1, 9)})
+        store_files(client, {b"f%d" % n: data_of(n) for n in range(1, 9)})
     node.kill()
     os.rename(rest, tmp_path / "tier")
     assert files_in(tmp_path / "tier") == names_of([0])
@@ -146,7 +105,7 @@ def test_kills_in_the_middle_of_copies_and_demotions_leave_nothing_partial(
         node = start_node(config=config)
         with Client(node.store) as client:
             for n in range(run * 30, run * 30 + 30):
-                store(client, {b"f%d" % n: data_of(n)})
+                store_files(client, {b"f%d" % n: data_of(n)})
                 stored[b"f%d" % n] = data_of(n)
             waiting.append(tiering_of(client)["behind"]["waiting"])
         node.kill()
@@ -157,7 +116,7 @@ def test_kills_in_the_middle_of_copies_and_demotions_leave_nothing_partial(
     node = start_node(config=config)
     with Client(node.store) as client:
         for path, data in stored.items():
-            assert load(client, path) == data
+            assert load_bytes(client, path) == data
         wait_copied(client)
         assert files_in(tmp_path / "tier") == names_of(range(90))
         assert client.gc()["orphan_blobs"] == 0
@@ -173,11 +132,11 @@ def test_rules_say_what_is_copied(start_node: StartNode, tmp_path: Path) -> None
     node = start_node(config=config)
     paths = [b"never/0", b"one/1", b"read/2", b"read/3", b"all/4"]
     with Client(node.store) as client:
-        store(client, {path: data_of(n) for n, path in enumerate(paths)})
+        store_files(client, {path: data_of(n) for n, path in enumerate(paths)})
         wait_copied(client)
         assert files_in(tmp_path / "a") == names_of([1, 4])
         assert files_in(tmp_path / "b") == names_of([4])
-        assert load(client, b"read/3") == data_of(3)
+        assert load_bytes(client, b"read/3") == data_of(3)
         wait_until(lambda: files_in(tmp_path / "b") == names_of([3, 4]))
         wait_copied(client)
         assert files_in(tmp_path / "a") == names_of([1, 3, 4])
@@ -196,12 +155,12 @@ def test_a_last_copy_leaves_a_small_tier_for_one_that_has_room(
         node = start_node(config=config + once)
         paths = [b"%s/%d" % (place, n) for n in range(30) for place in (b"one", b"all")]
         with Client(node.store) as client:
-            store(client, {path: data_of(n) for n, path in enumerate(paths)})
+            store_files(client, {path: data_of(n) for n, path in enumerate(paths)})
             wait_copied(client)
             assert client.lookup(paths) == [MIB] * 60
             assert len(files_in(Path(memory) / "t")) <= 6
             for n, path in enumerate(paths):
-                assert load(client, path) == data_of(n)
+                assert load_bytes(client, path) == data_of(n)
         assert node.stop() == 0
 
 
@@ -212,7 +171,7 @@ def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
     node = start_node(config=config, allow="its last copy: the names of such go")
     with Client(node.store) as client:
         for n in range(80):
-            store(client, {b"f%d" % n: data_of(n)})
+            store_files(client, {b"f%d" % n: data_of(n)})
         wait_copied(client)
         assert len(files_in(tmp_path / "tier")) <= 16
         assert tiering_of(client)["tiers"][0]["size_bytes"] <= 16 * MIB  # type: ignore[index]
@@ -220,7 +179,7 @@ def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
         assert 24 < len(there) <= 40  # what store and tier have room for
         few = 4  # copied at a time, in any order
         assert there[few:] == list(range(there[few], 80)), "the newest stay"
-        found = {n: load(client, b"f%d" % n) for n in there}
+        found = {n: load_bytes(client, b"f%d" % n) for n in there}
         gone = [n for n in there if found[n] is None]  # meanwhile: what is read takes room
         assert len(gone) <= few and set(gone) <= set(there[: 2 * few])
         assert all(found[n] == data_of(n) for n in there if n not in gone)
@@ -233,11 +192,11 @@ def test_what_leaves_a_small_tier_last_goes_to_one_with_room(
     node = start_node(config=STORE + small + tier("large", tmp_path / "large", "nvme"))
     with Client(node.store) as client:
         for n in range(80):  # faster than they are copied
-            store(client, {b"f%d" % n: data_of(n)})
+            store_files(client, {b"f%d" % n: data_of(n)})
         assert all(client.stat(b"f%d" % n) is not None for n in range(80))
         assert len(files_in(tmp_path / "small")) <= 2
         for n in range(80):
-            assert load(client, b"f%d" % n) == data_of(n)
+            assert load_bytes(client, b"f%d" % n) == data_of(n)
         assert all(client.stat(b"f%d" % n) is not None for n in range(80))
 
 
@@ -250,7 +209,7 @@ def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_p
         node = start_node(config=tier("disk", disk / "tier", "nvme"))
         with Client(node.store) as client:
             for n in range(40):
-                store(client, {b"f%d" % n: data_of(n)})
+                store_files(client, {b"f%d" % n: data_of(n)})
             wait_copied(client)
             tiering = tiering_of(client)
             assert tiering["behind"]["copied_files"] == 40
@@ -268,14 +227,14 @@ def test_bytes_that_vanished_or_are_wrong_everywhere_are_a_clean_miss(
     config = STORE + tier("scratch", tmp_path / "tier")
     node = start_node(config=config, allow="wrong bytes|corrupt|digest")
     with Client(node.store) as client:
-        store(client, {b"f%d" % n: data_of(n) for n in range(3)})
+        store_files(client, {b"f%d" % n: data_of(n) for n in range(3)})
         wait_copied(client)
         assert client.evict_copies([b"f0", b"f1", b"f2"]) == (3, 3)
         gone, bad, _ = (digest_of(data_of(n)).hex() for n in range(3))
         blobs = tmp_path / "tier" / "blobs"
         (blobs / gone[:2] / gone[2:4] / gone).unlink()
         (blobs / bad[:2] / bad[2:4] / bad).write_bytes(data_of(7))
-        assert [load(client, b"f%d" % n) for n in range(3)] == [None, None, data_of(2)]
+        assert [load_bytes(client, b"f%d" % n) for n in range(3)] == [None, None, data_of(2)]
         wait_until(lambda: client.lookup([b"f0", b"f1", b"f2"]) == [None, None, MIB])
 
 
@@ -304,20 +263,20 @@ def test_what_lay_on_a_disk_that_is_missing_comes_from_a_tier(
     disk = tmp_path / "disk"
     node = start_node(config=config, extra_stores=[disk])
     with Client(node.store) as client:
-        store(client, {b"f%d" % n: data_of(n) for n in range(8)})
+        store_files(client, {b"f%d" % n: data_of(n) for n in range(8)})
         wait_copied(client)
         assert {blob.directory for blob in blobs_of(client, 8)} == {0, 1}
     assert node.stop() == 0
     os.rename(disk, tmp_path / "elsewhere")
     node = start_node(config=config, allow="missing until it is back")
     with Client(node.store) as client:
-        assert [load(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
+        assert [load_bytes(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
         assert {blob.directory for blob in blobs_of(client, 8)} == {0}
     assert node.stop() == 0
     os.rename(tmp_path / "elsewhere", disk)
     node = start_node(config=config, extra_stores=[disk])
     with Client(node.store) as client:
-        assert [load(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
+        assert [load_bytes(client, b"f%d" % n) for n in range(8)] == [data_of(n) for n in range(8)]
         assert client.gc()["orphan_blobs"] > 0  # the copies that lie there are not used any more
 
 
@@ -327,7 +286,7 @@ def test_a_tier_that_cannot_be_opened_stops_nothing_and_joins_in_later(
     (tmp_path / "tier").write_bytes(b"no directory")
     node = start_node(config=tier("scratch", tmp_path / "tier"), allow="scratch cannot be opened")
     with Client(node.store) as client:
-        store(client, {b"f": data_of(1)})
+        store_files(client, {b"f": data_of(1)})
         shown = tiering_of(client)["tiers"][0]  # type: ignore[index]
         assert not shown["is_open"] and shown["trouble"]
         (tmp_path / "tier").unlink()
@@ -343,17 +302,18 @@ def test_nodes_of_a_cluster_share_what_only_a_tier_has(
         config = STORE + tier("scratch", tmp_path / "tier") + cluster
         a, b = (start_node(tmp_path / name, config=config) for name in "ab")
         with Client(a.store) as one, Client(b.store) as two:
-            store(one, {b"f%d" % n: data_of(n) for n in range(3)})
+            store_files(one, {b"f%d" % n: data_of(n) for n in range(3)})
             wait_copied(one)
             assert one.evict_copies([b"f0", b"f1"]) == (2, 2)
             assert one.blobs([digest_of(data_of(0))]) == [None]
-            assert [load(two, b"f%d" % n) for n in range(2)] == [data_of(0), data_of(1)]
-            assert load(one, b"f0") == data_of(0)
+            assert [load_bytes(two, b"f%d" % n) for n in range(2)] == [data_of(0), data_of(1)]
+            assert load_bytes(one, b"f0") == data_of(0)
             assert tiering_of(one)["reading"]["brought_files"] == 1  # tiers before peers
             assert two.evict_copies([b"f0", b"f1"]) == (2, 2)
             for n in range(3, 50):  # f2 leaves a, which has it last but for the tier
-                store(one, {b"f%d" % n: data_of(n)})
-            assert [load(two, b"f%d" % n) for n in range(50)] == [data_of(n) for n in range(50)]
+                store_files(one, {b"f%d" % n: data_of(n)})
+            expected = [data_of(n) for n in range(50)]
+            assert [load_bytes(two, b"f%d" % n) for n in range(50)] == expected
         for node in (a, b):  # while there is a server
             assert node.stop() == 0
 
@@ -367,7 +327,7 @@ def test_a_mount_in_a_cluster_reads_what_only_a_tier_has(
         other = start_mount(tmp_path / "b", config=config)  # has looked through an empty tier
         node = start_node(tmp_path / "a", config=config)
         with Client(node.store) as client:
-            store(client, {b"f": data_of(1)})
+            store_files(client, {b"f": data_of(1)})
             wait_copied(client)
             assert client.evict_copies([b"f"]) == (1, 1)
         file = other.mountpoint / "f"
@@ -383,7 +343,7 @@ def test_a_store_that_joins_a_cluster_brings_in_what_only_its_tiers_have(
     tiers = tier("scratch", tmp_path / "tier")
     node = start_node(config=STORE + tier("other", tmp_path / "other") + tiers)
     with Client(node.store) as client:
-        store(client, {b"d/f%d" % n: data_of(n) for n in range(4)})
+        store_files(client, {b"d/f%d" % n: data_of(n) for n in range(4)})
         wait_copied(client)
         assert client.evict_copies([b"d/f0", b"d/f1"]) == (2, 2)
     assert node.stop() == 0
@@ -393,7 +353,7 @@ def test_a_store_that_joins_a_cluster_brings_in_what_only_its_tiers_have(
         with Client(node.store) as client:
             paths = [b"d/f%d" % n for n in range(4)]
             wait_until(lambda: client.lookup(paths) == [MIB] * 4)
-            assert [load(client, path) for path in paths] == [data_of(n) for n in range(4)]
+            assert [load_bytes(client, path) for path in paths] == [data_of(n) for n in range(4)]
             assert client.tiers_of([digest_of(data_of(n)) for n in (0, 3)]) == [["scratch"]] * 2
         assert node.stop() == 0
 
@@ -406,8 +366,8 @@ def test_names_of_chunk_files_are_found_again_in_tiers(
     node = start_node(config=config)
     chunks = dict(chunk_file(number) for number in range(1, 6))
     with Client(node.store) as client:
-        store(client, chunks)
-        store(client, {b"other": b"no chunk" * 1000})
+        store_files(client, chunks)
+        store_files(client, {b"other": b"no chunk" * 1000})
         wait_copied(client)
         client.evict_copies(list(chunks))
     assert node.stop() == 0
@@ -421,7 +381,7 @@ def test_names_of_chunk_files_are_found_again_in_tiers(
             assert client.lookup(list(chunks)) == [None] * 5
             assert client.rebuild() == 5
         wait_until(lambda: None not in client.lookup(list(chunks)))
-        assert {path: load(client, path) for path in chunks} == chunks
+        assert {path: load_bytes(client, path) for path in chunks} == chunks
         assert client.stat(b"other") is None
         namespace = next(iter(chunks)).rsplit(b"/", 2)[0]
         assert len(client.children(namespace, b"")) == 5
@@ -453,7 +413,7 @@ def test_a_bucket_that_is_not_there_is_seen_by_who_looks(
     )
     node = start_node(home, allow="tier bucket keeps failing")
     with Client(home) as client:
-        store(client, {b"f%d" % number: data_of(number) for number in range(4)})
+        store_files(client, {b"f%d" % number: data_of(number) for number in range(4)})
         wait_until(lambda: "tier bucket keeps failing" in node.log.read_text())
         told = tiering_of(client)
     assert "NoSuchBucket" in told["tiers"][0]["trouble"]  # type: ignore[index]
@@ -471,22 +431,22 @@ def test_another_place_behind_the_same_url_costs_no_names(
     config = f'[[tiers]]\nname = "bucket"\nkind = "object"\nurl = "file://{place}"\n'
     node = start_node(config=STORE + config, allow="tier bucket keeps failing")
     with Client(node.store) as client:
-        store(client, {b"f": data_of(1)})
+        store_files(client, {b"f": data_of(1)})
         wait_copied(client)
         assert client.evict_copies([b"f"]) == (1, 1)
         place.rename(tmp_path / "away")
         place.mkdir()
-        assert load(client, b"f") is None
+        assert load_bytes(client, b"f") is None
         assert client.lookup([b"f"]) == [MIB]
         place.rmdir()
         (tmp_path / "away").rename(place)
-        wait_until(lambda: load(client, b"f") == data_of(1))
+        wait_until(lambda: load_bytes(client, b"f") == data_of(1))
 
 
 def test_the_shell_shows_tiers(start_node: StartNode, tmp_path: Path) -> None:
     node = start_node(config=STORE + tier("scratch", tmp_path / "tier"))
     with Client(node.store) as client:
-        store(client, {b"f": data_of(1)})
+        store_files(client, {b"f": data_of(1)})
         wait_copied(client)
         client.evict_copies([b"f"])
     environment = {**os.environ, "COLUMNS": "200"}

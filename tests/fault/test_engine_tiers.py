@@ -16,10 +16,15 @@ from kvfs.reader.files import FileReader
 from kvfs.settings.words import TierConfig
 from scripts.bridge_rig import Engine, engine_of
 from tests.conftest import StartNode
-from tests.e2e.test_tiering import data_of, store, tier, wait_copied
-from tests.fault.test_tiering import HangingFiles
+from tests.hanging_files import HangingFiles
 from tests.mounts import is_mounted
 from tests.processes import NodeProcess, wait_until
+from tests.tier_nodes import (
+    data_of,
+    store_files,
+    tier,
+    wait_copied,
+)
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse")
 CHUNKS = 12
@@ -94,7 +99,7 @@ def test_a_reader_keeps_what_it_has_and_waits_for_what_its_node_brings(
         return opened, coming
 
     with Client(node.store) as client, FileReader(node.store, deadline_s=1.0) as reader:
-        store(client, {b"away": data_of(1), b"here": data_of(2)})
+        store_files(client, {b"away": data_of(1), b"here": data_of(2)})
         wait_copied(client)
         assert client.evict_copies([b"away"]) == (1, 1)
         files.stop()

@@ -19,9 +19,9 @@ from kvfs.settings.words import TierConfig, TierKind
 from kvfs.tiers.directory import DirectoryTier
 from kvfs.tiers.handed import HandedFile, HandedTier
 from kvfs.transfer.runner import Transfer
+from tests.bridge import GEOMETRY, HASHES, PLACE, WAIT_S, Bench
 from tests.processes import wait_until
 from tests.tiers import LIMITS, open_directory
-from tests.unit.test_transfers import GEOMETRY, HASHES, PLACE, WAIT_S, Bench
 
 Read = Callable[..., bool]
 

@@ -18,33 +18,10 @@ import pytest
 
 from kvfs.client import Client
 from kvfs.errors import Unavailable
-from mount.point import find_mount, find_mounts
+from tests.commands import kvfs
 from tests.conftest import StartMount
-from tests.mounts import is_mounted
-from tests.processes import is_gone, wait_until
-
-
-def entries_at(mountpoint: Path) -> int:
-    return sum(entry.mountpoint == mountpoint for entry in find_mounts())
-
-
-def kvfs(*words: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvfs", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def pid_of(store: Path) -> int:
-    with Client(store) as client:
-        return int(client.status()["pid"])
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Iterator[Path]:
-    """A mount point whose mounts, and their processes, are gone afterwards."""
-    mountpoint = tmp_path / "mnt"
-    yield mountpoint
-    while (entry := find_mount(mountpoint)) is not None:
-        kvfs("umount", entry.mountpoint, "--lazy")
+from tests.mounts import entries_at, is_mounted
+from tests.processes import is_gone, pid_of, wait_until
 
 
 @contextmanager

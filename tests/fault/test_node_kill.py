@@ -13,7 +13,7 @@ import xxhash
 from kvfs.chunk import ChunkHeader, TensorSpec, encode_header
 from kvfs.client import Client
 from kvfs.names import chunk_key, chunk_path, namespace_path
-from tests.e2e.test_node import load_bytes, store_bytes
+from tests.files import load_bytes, store_bytes
 from tests.processes import allocated_bytes
 
 WRITER = """
@@ -23,7 +23,7 @@ from kvfs.chunk import ChunkHeader, TensorSpec, encode_header
 from kvfs.client import Client
 from kvfs.names import chunk_key, chunk_path, namespace_path
 from kvfs.errors import KvfsError
-from tests.e2e.test_node import store_bytes
+from tests.files import store_bytes
 rng = random.Random(int(sys.argv[2]))
 done = open(sys.argv[3], "ab", buffering=0)
 with Client(Path(sys.argv[1])) as client:

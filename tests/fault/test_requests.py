@@ -12,9 +12,10 @@ import pytest
 from kvfs.client import Client
 from kvfs.client_files import StagedFile
 from kvfs.config import CLIENTS_MAX, WARM_WINDOW_FILES
+from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, NamespaceError, Unavailable
 from kvfs.wire import PROTOCOL
-from tests.e2e.test_node import digest_of, load_bytes, store_bytes
+from tests.files import load_bytes, store_bytes
 from tests.processes import wait_until
 
 DIGEST = digest_of(b"abc")

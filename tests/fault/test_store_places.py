@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
+from tests.chunks import store_chain
+from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartNode
-from tests.e2e.test_shell import DEADLINE_S, kvfs, kvfs_json, kvfs_text, publish, publish_chain
+from tests.files import store_bytes
 
 
 def test_a_store_that_lost_its_mark_gets_it_again(start_node: StartNode, tmp_path: Path) -> None:
     part = tmp_path / "part"
     node = start_node(extra_stores=(part,))
     with Client(node.store) as client:
-        paths = publish_chain(client, "abcdef")
-        publish(client, b"plain", b"bytes")
+        paths = store_chain(client, "abcdef")
+        store_bytes(client, b"plain", b"bytes")
     node.stop()
     for directory in (node.store, part):
         mark = directory / "store.json"
@@ -65,7 +67,7 @@ def test_a_mark_is_not_made_again_from_what_is_none(start_node: StartNode) -> No
 def test_a_store_that_lost_mark_and_metadata_has_its_chunks(start_node: StartNode) -> None:
     node = start_node()
     with Client(node.store) as client:
-        paths = publish_chain(client, "abc")
+        paths = store_chain(client, "abc")
     node.stop()
     (node.store / "store.json").unlink()
     shutil.rmtree(node.store / "meta")

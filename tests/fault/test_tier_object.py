@@ -20,22 +20,13 @@ from kvfs.home import TIER_MARK
 from kvfs.settings.words import TierConfig, TierKind, TierLimits
 from kvfs.tiers.contract import WritableTier
 from kvfs.tiers.object import ObjectTier
-from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, SECRET, Faults, FaultyProxy, S3Server
+from scripts.s3_rig import BUCKET, CREDENTIALS, SECRET, Faults, FaultyProxy, S3Server
 from tests.processes import wait_until
 from tests.tiers import LIMITS, open_s3
 
 DATA = os.urandom(3 * MIB + 17)
 DIGEST = digest_of(DATA)
 SHORT_S = 0.5
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if not PYTHON.exists():
-        pytest.skip("there is no S3 server: run scripts/setup tiers")
-    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
-    yield server
-    server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +36,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultyProxy]:
-    with FaultyProxy(server.port) as proxy:
+def proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3_server.port) as proxy:
         yield proxy
 
 
@@ -210,9 +201,9 @@ def test_closing_ends_what_waits_and_what_comes_later(
         tier.has([DIGEST])
 
 
-def test_objects_of_others_are_passed_over(server: S3Server, tmp_path: Path) -> None:
-    tier = open_s3(server.port, tmp_path.name)
-    store = plain_store(server, tmp_path.name)
+def test_objects_of_others_are_passed_over(s3_server: S3Server, tmp_path: Path) -> None:
+    tier = open_s3(s3_server.port, tmp_path.name)
+    store = plain_store(s3_server, tmp_path.name)
     for name in ("blobs/readme", "blobs/aa/bb/aabb", f"other/{DIGEST.hex()}"):
         obstore.put(store, name, b"x")
     digests = {digest_of(bytes([number])) for number in range(20)}
@@ -222,19 +213,19 @@ def test_objects_of_others_are_passed_over(server: S3Server, tmp_path: Path) -> 
     tier.close()
 
 
-def plain_store(server: S3Server, prefix: str) -> S3Store:
+def plain_store(s3_server: S3Server, prefix: str) -> S3Store:
     return S3Store.from_url(
         f"s3://{BUCKET}/{prefix}",
-        endpoint=f"http://127.0.0.1:{server.port}",
+        endpoint=f"http://127.0.0.1:{s3_server.port}",
         client_options={"allow_http": True},
     )
 
 
 def test_another_bucket_or_server_misses_nothing_and_takes_nothing(
-    server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvfs.tiers.object_mark.OBJECT_MARK_S", 0.0)
-    store = plain_store(server, tmp_path.name)
+    store = plain_store(s3_server, tmp_path.name)
     mark = bytes(obstore.get(store, TIER_MARK).bytes())
     assert mark == b'{"version": 1}\n'
     name = f"blobs/{DIGEST.hex()[:2]}/{DIGEST.hex()[2:4]}/{DIGEST.hex()}"
@@ -257,9 +248,9 @@ def test_another_bucket_or_server_misses_nothing_and_takes_nothing(
 
 
 def test_a_bucket_without_a_mark_gets_one_when_it_is_first_used(
-    server: S3Server, tier: WritableTier, proxy: FaultyProxy, tmp_path: Path
+    s3_server: S3Server, tier: WritableTier, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    store = plain_store(server, tmp_path.name)
+    store = plain_store(s3_server, tmp_path.name)
     obstore.delete(store, TIER_MARK)
     again = open_s3(proxy.port, tmp_path.name)
     assert read(again) == DATA
@@ -269,9 +260,9 @@ def test_a_bucket_without_a_mark_gets_one_when_it_is_first_used(
 
 
 def test_a_mark_is_made_anew_before_rules_of_its_bucket_remove_it(
-    server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, tier: WritableTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = plain_store(server, tmp_path.name)
+    store = plain_store(s3_server, tmp_path.name)
     obstore.put(store, TIER_MARK, b"old")
     monkeypatch.setattr("kvfs.tiers.object_mark.OBJECT_MARK_S", 0.0)
     tier.put(DIGEST, memoryview(DATA), len(DATA))
@@ -281,16 +272,16 @@ def test_a_mark_is_made_anew_before_rules_of_its_bucket_remove_it(
     assert bytes(obstore.get(store, TIER_MARK).bytes()) == b'{"version": 1}\n'
 
 
-def test_who_only_reads_makes_no_mark(server: S3Server, tmp_path: Path) -> None:
+def test_who_only_reads_makes_no_mark(s3_server: S3Server, tmp_path: Path) -> None:
     limits = TierLimits(1, 1, 10.0, 10.0)
     config = TierConfig(
         "x", TierKind.OBJECT, limits, url=f"s3://{BUCKET}/{tmp_path.name}",
-        endpoint=f"http://127.0.0.1:{server.port}",
+        endpoint=f"http://127.0.0.1:{s3_server.port}",
     )  # fmt: skip
     tier = ObjectTier(config, must_exist=True)
     assert tier.has([DIGEST]) == [None]
     with pytest.raises(FileNotFoundError):
-        obstore.head(plain_store(server, tmp_path.name), TIER_MARK)
+        obstore.head(plain_store(s3_server, tmp_path.name), TIER_MARK)
     tier.close()
 
 

@@ -1,9 +1,6 @@
 """Nodes whose tier hangs: the node answers all the while, loses nothing, and goes on afterwards."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,35 +10,18 @@ import pytest
 from kvfs.client import Client
 from kvfs.config import MIB
 from tests.conftest import StartNode
-from tests.e2e.test_tiering import data_of, files_in, load, names_of, store, tiering_of, wait_copied
+from tests.files import load_bytes
+from tests.hanging_files import HangingFiles
 from tests.mounts import is_mounted
 from tests.processes import wait_until
-
-ROOT = Path(__file__).parents[2]
-
-
-class HangingFiles:
-    """A file system whose server can be stopped. Each read takes `read_s`."""
-
-    def __init__(self, root: Path, mountpoint: Path, read_s: float = 0.0) -> None:
-        self.root, self.mountpoint = root, mountpoint
-        root.mkdir()
-        mountpoint.mkdir()
-        program = ROOT / "tests/hanging_files.py"
-        self._process = subprocess.Popen([sys.executable, program, root, mountpoint, str(read_s)])
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.go_on()
-        subprocess.run(["umount", "-l", self.mountpoint], check=False, timeout=30)
-        self._process.kill()
-        self._process.wait(30)
+from tests.tier_nodes import (
+    data_of,
+    files_in,
+    names_of,
+    store_files,
+    tiering_of,
+    wait_copied,
+)
 
 
 @pytest.fixture
@@ -64,11 +44,11 @@ def test_who_wants_what_another_tier_has_too_does_not_wait_for_one_that_hangs(
     good = f'[[tiers]]\nname = "good"\nkind = "nvme"\npath = "{tmp_path}/good"\n'
     node = start_node(config=slow + good, allow="tier slow")
     with Client(node.store, deadline_s=60) as client:
-        store(client, {b"f%d" % n: data_of(n) for n in range(4)})
+        store_files(client, {b"f%d" % n: data_of(n) for n in range(4)})
         wait_copied(client)
         client.evict_copies([b"f%d" % n for n in range(4)])
         hanging.stop()
-        found = [load(client, b"f%d" % n) for n in range(4)]
+        found = [load_bytes(client, b"f%d" % n) for n in range(4)]
         reads = {one["name"]: one for one in tiering_of(client)["tiers"]}
         hanging.go_on()
         assert found == [data_of(n) for n in range(4)]
@@ -90,23 +70,23 @@ def test_a_tier_that_hangs_keeps_nobody_but_who_wants_what_only_it_has(
     rules = '[[tier_copies]]\nprefix = "slow/"\ncopies = 1\n'
     node = start_node(config=rules + slow + good, allow="slow")
     with Client(node.store) as client, Client(node.store, deadline_s=60) as reader:
-        store(client, {b"slow/1": data_of(1), b"both/2": data_of(2)})
+        store_files(client, {b"slow/1": data_of(1), b"both/2": data_of(2)})
         wait_copied(client)
         assert client.evict_copies([b"slow/1", b"both/2"]) == (2, 2)
         hanging.stop()
         found: list[bytes | None] = []
-        waiting = threading.Thread(target=lambda: found.append(load(reader, b"slow/1")))
+        waiting = threading.Thread(target=lambda: found.append(load_bytes(reader, b"slow/1")))
         waiting.start()
         wait_until(lambda: is_hanging(client))
-        store(client, {b"both/%d" % n: data_of(n) for n in range(3, 6)})
-        assert load(client, b"both/2") == data_of(2)  # from the tier that answers
+        store_files(client, {b"both/%d" % n: data_of(n) for n in range(3, 6)})
+        assert load_bytes(client, b"both/2") == data_of(2)  # from the tier that answers
         assert is_hanging(client), "the node answered only after the tier's deadline"
         wait_until(lambda: names_of(range(2, 6)) <= files_in(tmp_path / "good"))
         waiting.join(60)
         assert found == [None]  # a miss: no other tier has it
         assert client.lookup([b"slow/1"]) == [MIB]  # and no loss
         hanging.go_on()
-        wait_until(lambda: load(client, b"slow/1") == data_of(1), 40)
+        wait_until(lambda: load_bytes(client, b"slow/1") == data_of(1), 40)
         wait_until(lambda: names_of(range(1, 6)) <= files_in(hanging.root / "t"), 60)
         wait_copied(client)
         assert tiering_of(client)["behind"]["dropped_files"] == 0
