@@ -34,12 +34,12 @@ from kvfs.config import (
 from kvfs.errors import Corrupt, KvfsError, QueueFull, Unavailable
 from kvfs.reader.complaints import Complaints
 from kvfs.reader.places import Placed, Places
-from kvfs.reader.workers import Workers
 from kvfs.schedule.words import Outcome
 from kvfs.settings.words import TIER_LIMITS, TierKind
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import Ending, JobEnd, WantedChunk
+from kvfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Loader:
         self._counters = counters
         self._deadline_s = deadline_s
         self._jobs: dict[str, LoadJob] = {}
-        self._workers = Workers(_LOCATING_THREADS, "kvfs-load")
+        self._workers = Workers("kvfs-load", _LOCATING_THREADS)
         # Apart, since the node waits for what it brings: no look-up is to wait behind that.
-        self._bringers = Workers(1, "kvfs-bring")
+        self._bringers = Workers("kvfs-bring", 1)
         self._bringing = link.beside(CLIENT_DEADLINE_S)
         self._copies = threading.Semaphore(threads)
         self._slot_bytes = staging.slot_bytes

@@ -29,7 +29,7 @@ from kvfs.digest import digest_of
 from kvfs.errors import OutOfSpace
 from kvfs.file_io import write_from
 from kvfs.hashers import in_background
-from kvfs.reader.workers import Workers
+from kvfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Saver:
         self._jobs: dict[int, _Job] = {}
         self._settled: list[int] = []
         self._ends: list[SaveEnd] = []
-        self._workers = Workers(threads, "kvfs-save")
+        self._workers = Workers("kvfs-save", threads)
         self._spare_slots = staging.count // 2  # stay with the loads
 
     def submit(self, place: Place, saves: Sequence[ChunkSave], after: Mark | None) -> None:

@@ -11,7 +11,7 @@ import threading
 from kvfs.client import Client
 from kvfs.config import READER_COMPLAINTS_MAX, TIERS_MAX
 from kvfs.errors import KvfsError
-from kvfs.reader.workers import Workers
+from kvfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Complaints:
     def __init__(self, client: Client, deadline_s: float) -> None:
         self._client = client
         self._deadline_s = deadline_s
-        self._workers = Workers(1, "kvfs-complain")
+        self._workers = Workers("kvfs-complain", 1)
         self._lock = threading.Lock()
         self._waiting: set[bytes | tuple[int, bytes]] = set()
 

@@ -20,9 +20,9 @@ from kvfs.transfer.memory import Memory, Role
 from kvfs.transfer.reads import Check, Read
 from kvfs.transfer.rechecks import Rechecks
 from kvfs.transfer.state import State
-from kvfs.transfer.threads import Threads
 from kvfs.transfer.todo import Gone, Handover, Over, Todo, Work, Wrong
 from kvfs.transfer.words import Ending, Pool, Slot
+from kvfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class Engine:
         self._on_gone = on_gone
         self.lock = threading.Lock()  # for the state
         self._rested = threading.Condition(self.lock)
-        self._threads = Threads("kvfs-transfer")
+        self._workers = Workers("kvfs-transfer", TRANSFER_CALLBACKS_MAX)
         self._rechecks = Rechecks(self._note_gone)
         self._clock = Clock(self.lock, lambda: state.wake_ns, partial(self.do, state.wake))
 
     @property
     def thread_count(self) -> int:
-        return self._threads.count
+        return self._workers.count
 
     def do(self, change: Callable[[int], None]) -> None:
         """Change the state, with the time, under the lock. Threads do the rest. What the change
@@ -74,7 +74,7 @@ class Engine:
         with self.lock:
             is_at_rest = self._rested.wait_for(self._state.is_at_rest, deadline_s)
             self._clock.close()
-        self._threads.close()
+        self._workers.close()
         return self._rechecks.close(max(0.0, end_s - time.monotonic())) and is_at_rest
 
     def balance(self) -> None:
@@ -126,7 +126,8 @@ class Engine:
 
     def _begin(self, todo: Todo) -> None:
         most = len(self._state.reads) + TRANSFER_CALLBACKS_MAX
-        self._threads.start(partial(self._run, todo), most)
+        if not self._workers.start(self._run, todo, count_max=most):
+            self._workers.start_alone(partial(self._run, todo))
 
     def _run(self, todo: Todo) -> None:
         """On a thread: what is to be done, and what follows from it. Reads are given to others,
