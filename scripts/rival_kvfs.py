@@ -4,17 +4,16 @@ memory as the bridge has one."""
 import argparse
 import queue
 from pathlib import Path
-from types import SimpleNamespace
 
 from kvfs.config import BRIDGE_STAGING_BYTES, MIB
 from kvfs.digest import digest_of
-from kvfs.file_io import allocate
 from kvfs.settings.tiers import parse_tiers
 from kvfs.settings.words import TierConfig
 from kvfs.tiers.opening import open_tier
+from kvfs.transfer.buffers import BufferPool
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
-from kvfs.transfer.words import JobEnd, Slot, WantedChunk
+from kvfs.transfer.words import JobEnd, WantedChunk
 from scripts.rival_systems import DEADLINE_S, Blocks
 
 
@@ -30,7 +29,9 @@ class Kvfs:
             open_tier(kvfs_tier(f"tier{number}", arguments.kind, directory), f"{number:032x}")
             for number, directory in enumerate(arguments.directories)
         ]
-        self._transfer = Transfer(Slots(BRIDGE_STAGING_BYTES // self._size_bytes, self._size_bytes))
+        self._transfer = Transfer(
+            BufferPool(BRIDGE_STAGING_BYTES // self._size_bytes, self._size_bytes)
+        )
         for number, tier in enumerate(self._tiers):
             self._transfer.add_tier(number, tier)
         self._ended: queue.SimpleQueue[tuple[int, JobEnd]] = queue.SimpleQueue()
@@ -78,25 +79,6 @@ class Kvfs:
         self._transfer.close(DEADLINE_S)
         for tier in self._tiers:
             tier.close()
-
-
-class Slots:
-    """Staging memory: so many buffers, made once."""
-
-    def __init__(self, count: int, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        self._free: list[Slot] = [
-            SimpleNamespace(memory=allocate(slot_bytes)) for _ in range(count)
-        ]
-
-    def take_nowait(self) -> Slot | None:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
-
-    def give_back(self, slot: Slot) -> None:
-        self._free.append(slot)
 
 
 def kvfs_tier(name: str, kind: str, directory: Path) -> TierConfig:

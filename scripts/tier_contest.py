@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from kvfs.digest import digest_of
 from kvfs.errors import TierTrouble
 from kvfs.file_io import allocate
+from kvfs.transfer.buffers import BufferPool
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import WantedChunk
@@ -40,30 +41,6 @@ class Run:
     could: list[float] = field(default_factory=list)  # bytes in a second of all, every `PACE_S`
 
 
-class Slot:
-    """A buffer of the pool."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.memory = allocate(size_bytes)
-
-
-class SlotPool:
-    """As many buffers as an engine may have."""
-
-    def __init__(self, count: int, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        self._lock = threading.Lock()
-        self._free = [Slot(slot_bytes) for _ in range(count)]
-
-    def take_nowait(self) -> Slot | None:
-        with self._lock:
-            return self._free.pop() if self._free else None
-
-    def give_back(self, slot: Slot) -> None:
-        with self._lock:
-            self._free.append(slot)
-
-
 Way = Callable[[Sequence[RigTier], Sequence[bytes], int], Run]
 
 
@@ -79,7 +56,7 @@ def pulling(
     half of the chunks have landed."""
     half_bytes = len(digests) // 2 * size_bytes
     run, lock = Run(), threading.Lock()
-    transfer = Transfer(SlotPool(SLOTS, size_bytes), scratch_reads=hedges)
+    transfer = Transfer(BufferPool(SLOTS, size_bytes), scratch_reads=hedges)
     tiers = tuple(range(len(rigs)))
     for number, rig in enumerate(rigs):
         transfer.add_tier(number, rig)

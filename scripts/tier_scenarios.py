@@ -14,12 +14,12 @@ from kvfs.digest import digest_of
 from kvfs.file_io import allocate
 from kvfs.settings.words import TierLimits
 from kvfs.tiers.contract import Tier, WritableTier
+from kvfs.transfer.buffers import BufferPool
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import WantedChunk
 from scripts.tier_contest import (
     Run,
-    SlotPool,
     Way,
     changing,
     first_in_list,
@@ -153,7 +153,7 @@ def frozen(ground: Ground, number: int, table: Table) -> None:
 def _back_s(ground: Ground) -> float:
     """One transfer all the while: a tier freezes, goes down, thaws, and is read from again."""
     fastest = ground.rigs[0]
-    with reading(ground.rigs, SlotPool(16, ground.size_bytes), 2) as transfer:
+    with reading(ground.rigs, BufferPool(16, ground.size_bytes), 2) as transfer:
         chunks = [
             WantedChunk(digest, ground.size_bytes, (0, 1, 2))
             for digest in ground.job(sum(ground.speeds), BACK_S)
@@ -175,7 +175,7 @@ def _back_s(ground: Ground) -> float:
 
 
 @contextmanager
-def reading(tiers: Sequence[Tier], pool: SlotPool, hedges: int) -> Iterator[Transfer]:
+def reading(tiers: Sequence[Tier], pool: BufferPool, hedges: int) -> Iterator[Transfer]:
     transfer = Transfer(pool, scratch_reads=hedges)
     try:
         for number, tier in enumerate(tiers):
@@ -228,7 +228,7 @@ def _single_reads(ground: Ground, reads: int, hedges: int, number: int) -> list[
         rig.troubles.latency_s = latency_s
     rigs[0].troubles.slow_share = 0.02
     took_s = []
-    with reading(rigs, SlotPool(4, ground.size_bytes), hedges) as transfer:
+    with reading(rigs, BufferPool(4, ground.size_bytes), hedges) as transfer:
         for read in range(SINGLE_WARM + reads):
             digest = ground.digests[read % len(ground.digests)]
             chunk = WantedChunk(digest, ground.size_bytes, (0, 1, 2))
@@ -265,7 +265,7 @@ def cost(ground: Ground, number: int, table: Table) -> None:
 
 def _read_all(ground: Ground, digests: Sequence[bytes]) -> None:
     chunks = [WantedChunk(digest, SMALL_BYTES, (0, 1, 2)) for digest in digests]
-    with reading(ground.inner, SlotPool(16, SMALL_BYTES), 2) as transfer:
+    with reading(ground.inner, BufferPool(16, SMALL_BYTES), 2) as transfer:
         end = transfer.start(chunks, Landed.give_back, deadline_s=600.0).wait(600.0)
     assert end is not None and not end.lost
 

@@ -4,7 +4,6 @@ comes back."""
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,8 +12,9 @@ from kvfs.errors import TierTrouble
 from kvfs.file_io import allocate
 from kvfs.settings.words import TierKind, TierLimits
 from kvfs.tiers.contract import Tier
+from kvfs.transfer.buffers import BufferPool
 from kvfs.transfer.job import Landed
-from kvfs.transfer.words import WantedChunk
+from kvfs.transfer.words import Slot, WantedChunk
 
 DEADLINE_S = 30.0  # for what should not take long, on a busy machine
 POISON = 0xDB
@@ -84,39 +84,13 @@ class StoredTier(Tier):
         return digest in self.blobs
 
 
-@dataclass(eq=False)
-class PooledSlot:
-    memory: memoryview
+class SlotPool(BufferPool):
+    """Buffers that are filled with poison when they come back: who still reads one finds it."""
 
-
-class SlotPool:
-    """Slots that are filled with poison when they come back: who still reads one finds it."""
-
-    def __init__(self, count: int, slot_bytes: int) -> None:
-        self.count = count
-        self.slot_bytes = slot_bytes
-        self._lock = threading.Lock()
-        self._free = [PooledSlot(allocate(slot_bytes)) for _ in range(count)]
-        self.most_taken = 0
-
-    @property
-    def free(self) -> int:
-        with self._lock:
-            return len(self._free)
-
-    def take_nowait(self) -> PooledSlot | None:
-        with self._lock:
-            if not self._free:
-                return None
-            slot = self._free.pop()
-            self.most_taken = max(self.most_taken, self.count - len(self._free))
-            return slot
-
-    def give_back(self, slot: PooledSlot) -> None:
+    def give_back(self, slot: Slot, /) -> None:
+        assert slot not in self._free
         np.frombuffer(slot.memory, np.uint8)[:] = POISON
-        with self._lock:
-            assert slot not in self._free
-            self._free.append(slot)
+        super().give_back(slot)
 
 
 class Taker:

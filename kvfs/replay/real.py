@@ -19,6 +19,7 @@ from kvfs.file_io import allocate
 from kvfs.replay.plan import Planned
 from kvfs.replay.report import Loads, TierShare
 from kvfs.tiers.contract import WritableTier
+from kvfs.transfer.buffers import BufferPool
 from kvfs.transfer.job import Landed
 from kvfs.transfer.runner import Transfer
 from kvfs.transfer.words import JobEnd, WantedChunk
@@ -107,30 +108,6 @@ def remove(digests: Mapping[int, bytes], tiers: Sequence[WritableTier]) -> None:
             tier.remove(digest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    memory: memoryview
-
-
-class _Slots:
-    """The memory that blocks are read into: so many buffers, which nobody looks at."""
-
-    def __init__(self, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        count = max(REPLAY_SLOTS_MIN, REPLAY_STAGING_BYTES // slot_bytes)
-        self._free = [_Slot(allocate(slot_bytes)) for _ in range(count)]
-
-    def take_nowait(self) -> _Slot | None:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
-
-    def give_back(self, slot: object, /) -> None:
-        assert isinstance(slot, _Slot)
-        self._free.append(slot)
-
-
 class Replay:
     """Requests that arrive at their times, read by one `Transfer`."""
 
@@ -155,7 +132,8 @@ class Replay:
         """Return when all are read or lost. `on_loaded` is told of the blocks of each load that
         ended, on another thread. A request for which the transfer has no room waits."""
         hitting = [one for one in planned if one.hits]
-        transfer = Transfer(_Slots(self._block_bytes))
+        slots = max(REPLAY_SLOTS_MIN, REPLAY_STAGING_BYTES // self._block_bytes)
+        transfer = Transfer(BufferPool(slots, self._block_bytes))
         try:
             for number, tier in enumerate(self._tiers):
                 transfer.add_tier(number, tier)
