@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import trio
 
@@ -17,11 +18,11 @@ from kvfs.config import (
     CLUSTER_SLOW_BYTES_S,
     FETCH_WHOLE_BYTES,
 )
-from kvfs.errors import KvfsError
 from kvfs.meta.contract import Inode
 from kvfs.meta.redis import RedisEngine
 from kvfs.node import Node
 from kvfs.peers.client import PeerClient
+from kvfs.shared_fetches import SharedFetches, staged
 from kvfs.stage import Stage
 
 _HASHERS = 2
@@ -48,27 +49,21 @@ class Fetcher:
             trio.CapacityLimiter(CLUSTER_PULLS_MAX),
             trio.CapacityLimiter(_HASHERS),
         )
-        self._slots = trio.Semaphore(CLUSTER_FETCHES_MAX)
-        self._under_way: dict[bytes, Arrival] = {}
+        self._fetches: SharedFetches[Arrival] = SharedFetches("other nodes", CLUSTER_FETCHES_MAX)
         self._doubts: OrderedDict[bytes, set[PeerClient]] = OrderedDict()
-        self._nursery: trio.Nursery | None = None  # None: nothing is fetched (any more)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Fetch what is asked for, until `stop`; before and after, no node gives anything."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
+        await self._fetches.run(task_status)
 
     def stop(self) -> None:
         """The node ends: whoever waits for a file is told that it does not come."""
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
-            self._nursery = None
+        self._fetches.stop()
 
     @property
     def under_way(self) -> int:
         """How many files are being fetched now, or wait for that."""
-        return len(self._under_way)
+        return len(self._fetches)
 
     async def bring(self, inodes: Iterable[Inode]) -> None:
         """Have the bytes of these files here, as far as any node that is there has them."""
@@ -100,50 +95,29 @@ class Fetcher:
 
     def _join(self, inode: Inode) -> Arrival:
         """The fetch of a file's bytes, which is begun if there is none."""
-        arrival = self._under_way.get(inode.digest)
+        arrival = self._fetches.find(inode.digest)
         if arrival is not None:
             return arrival
         doubted = self._doubts.get(inode.digest)
         arrival = Arrival(inode.digest, inode.size_bytes, self._ways, doubted)
-        if self._nursery is None:
+        if not self._fetches.start(inode.digest, arrival, partial(self._fetch, arrival)):
             arrival.end()
-        else:
-            self._under_way[inode.digest] = arrival
-            self._nursery.start_soon(self._fetch, arrival)
         return arrival
 
     async def _fetch(self, arrival: Arrival) -> None:
-        digest = arrival.digest
-        try:
-            async with self._slots:
-                await self._fetch_into_stage(arrival)
-        except* (KvfsError, OSError) as group:
-            log.warning("blob %s cannot be fetched: %s", digest.hex(), _first_of(group))
-        except* Exception:  # one fetch must not end the node
-            log.exception("the fetch of blob %s met a bug", digest.hex())
-        finally:
-            arrival.end()
-            del self._under_way[digest]
-
-    async def _fetch_into_stage(self, arrival: Arrival) -> None:
         digest, size_bytes = arrival.digest, arrival.size_bytes
         if not await self._is_anywhere(digest):  # for which nothing is evicted here
             log.info("blob %s: no node has it", digest.hex())
             return
-        stage = self._node.stage(size_bytes)
-        try:
-            await self._node.reserve(stage, size_bytes)
-            if not await arrival.fill(stage.fd):
-                log.info("blob %s: no node gives it", digest.hex())
-            else:
-                await self._adopt(stage, arrival)
-            self._note_doubts(arrival)
-        finally:
-            arrival.end()
-            if stage.is_open:
-                self._node.discard(stage)
-            else:
-                self._node.reclaim.close(stage.fd)
+        async with staged(self._node, size_bytes) as stage:
+            try:
+                if not await arrival.fill(stage.fd):
+                    log.info("blob %s: no node gives it", digest.hex())
+                else:
+                    await self._adopt(stage, arrival)
+                self._note_doubts(arrival)
+            finally:
+                arrival.end()  # its bytes are the stage's
 
     async def _is_anywhere(self, digest: bytes) -> bool:
         """Whether another node that is there has a blob."""
@@ -165,10 +139,3 @@ class Fetcher:
             self._doubts[arrival.digest] = arrival.doubted
             if len(self._doubts) > CLUSTER_DOUBTS_MAX:
                 self._doubts.popitem(last=False)
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -3,10 +3,8 @@ pages, checked, and kept as the copy here. Each blob is read once, however many 
 on when nobody waits for it any more."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
 from operator import or_
 
 import trio
@@ -18,11 +16,12 @@ from kvfs.config import (
     TIER_FETCHES_MAX,
     TIER_SLOW_BYTES_S,
 )
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import Unavailable
 from kvfs.file_io import map_file, write_from
 from kvfs.meta.contract import Inode
 from kvfs.meta.tier_contract import HoldingChange
 from kvfs.node import Node
+from kvfs.shared_fetches import SharedFetches, staged
 from kvfs.stage import Stage
 from kvfs.tiering.holdings import Holdings
 from kvfs.tiering.opening import FILLED_BY_OTHERS, ConfiguredTier
@@ -34,12 +33,19 @@ from kvfs.transfer.words import JobEnd, WantedChunk
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
 class _Coming:
     """A blob that readers wait for."""
 
-    ended: trio.Event = field(default_factory=trio.Event)
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._ended = trio.Event()
+        self._on_end = on_end
+
+    def end(self) -> None:
+        self._ended.set()
+        self._on_end()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
 
 
 class Bringer:
@@ -58,32 +64,31 @@ class Bringer:
         self._reads = reads
         self._transfer = transfer
         self._nowhere = nowhere
-        self._under_way: dict[bytes, _Coming] = {}
+        self._fetches: SharedFetches[_Coming] = SharedFetches("tiers", TIER_FETCHES_MAX)
         self._ahead: dict[bytes, trio.CancelScope] = {}  # that nobody waits for
-        self._slots = trio.Semaphore(TIER_FETCHES_MAX)
         self._asking = trio.CapacityLimiter(TIER_ASKED_MAX)
-        self._nursery: trio.Nursery | None = None  # None: nothing is read (any more)
         self._token = trio.lowlevel.current_trio_token()
         self.brought_files = 0
         self.brought_bytes = 0
-        self.failed_files = 0
+        self._ungiven_files = 0  # that no tier gave
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Background task: read what is asked for, until it is cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
+        await self._fetches.run(task_status)
 
     def stop(self) -> None:
         """The node ends: nobody waits for a tier any more."""
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
-            self._nursery = None
+        self._fetches.stop()
 
     @property
     def under_way(self) -> int:
         """How many files are read now, or wait for that."""
-        return len(self._under_way)
+        return len(self._fetches)
+
+    @property
+    def failed_files(self) -> int:
+        """How many could not be read, though tiers were known to have them."""
+        return self._ungiven_files + self._fetches.failed
 
     async def bring(self, inodes: Iterable[Inode], priority: int = 0) -> None:
         """Have the bytes of these files here, as far as tiers are known to have them."""
@@ -104,31 +109,18 @@ class Bringer:
         return {d: wanted[d] for d, is_here in zip(wanted, here, strict=True) if not is_here}
 
     async def _wait_for(self, inode: Inode, priority: int) -> None:
-        one = self._under_way.get(inode.digest)
+        one = self._fetches.find(inode.digest)
         if one is None:
-            if self._nursery is None:
+            one = _Coming(partial(self._end_ahead, inode.digest))
+            work = partial(self._read_into_stage, inode, priority)
+            if not self._fetches.start(inode.digest, one, work):
                 return
-            one = self._under_way[inode.digest] = _Coming()
-            self._nursery.start_soon(self._bring_one, inode, priority, one)
         with trio.move_on_after(_patience_s(inode.size_bytes)):
-            await one.ended.wait()
+            await one.wait_ended()
 
-    async def _bring_one(self, inode: Inode, priority: int, one: _Coming) -> None:
-        digest = inode.digest
-        try:
-            with one.scope:
-                async with self._slots:
-                    await self._read_into_stage(inode, priority)
-        except* (KvfsError, OSError) as group:
-            self.failed_files += 1
-            log.warning("blob %s cannot be read from tiers: %s", digest.hex(), _first(group))
-        except* Exception:  # one read must not end the node
-            log.exception("the read of blob %s from tiers met a bug", digest.hex())
-        finally:
-            one.ended.set()
-            del self._under_way[digest]
-            if digest in self._ahead:
-                self._ahead[digest].cancel()
+    def _end_ahead(self, digest: bytes) -> None:
+        if digest in self._ahead:
+            self._ahead[digest].cancel()
 
     async def promote(self, inode: Inode, mask: int) -> None:
         """Have the bytes of a file here from these tiers, as idle work that nobody waits for; it
@@ -136,7 +128,7 @@ class Bringer:
         wait behind idle work, and who is done first ends the other. One call for a blob at a time.
         Raises `KvfsError` and OSError."""
         digest = inode.digest
-        if digest in self._under_way or self._node.is_here([digest])[0]:
+        if self._fetches.find(digest) or self._node.is_here([digest])[0]:
             return
         assert digest not in self._ahead
         with trio.CancelScope() as self._ahead[digest]:
@@ -144,21 +136,21 @@ class Bringer:
                 await self._read_into_stage(inode, SCHEDULE_PRIORITY_IDLE, mask)
             finally:
                 del self._ahead[digest]
-        if digest in self._under_way and self._node.is_here([digest])[0]:
-            self._under_way[digest].scope.cancel()
+        if self._fetches.find(digest) and self._node.is_here([digest])[0]:
+            self._fetches.cancel(digest)
 
     async def _read_into_stage(self, inode: Inode, priority: int, mask: int = -1) -> None:
         digest, size_bytes = inode.digest, inode.size_bytes
         tiers = self._numbers(digest, mask)
         if not tiers:
             return
-        async with _staged(self._node, size_bytes) as stage:
+        async with staged(self._node, size_bytes) as stage:
             if size_bytes:
                 memory = await trio.to_thread.run_sync(map_file, stage.fd, size_bytes)
                 wanted = WantedChunk(digest, size_bytes, tiers, memory)
                 landed = await self._read(wanted, priority)
                 if landed is None:
-                    self.failed_files += 1
+                    self._ungiven_files += 1
                     log.info("blob %s: no tier gives it", digest.hex())
                     if not self._holdings.masks([digest])[0]:
                         self._nowhere(digest)
@@ -216,7 +208,7 @@ class Bringer:
 
     async def _adopt_elsewhere(self, inode: Inode, landed: Landed) -> None:
         """A late read may still write to the first file's pages: the bytes go to another one."""
-        async with _staged(self._node, inode.size_bytes) as stage:
+        async with staged(self._node, inode.size_bytes) as stage:
             await trio.to_thread.run_sync(write_from, stage.fd, landed.memory)
             await self._adopt(stage, inode)
 
@@ -273,26 +265,5 @@ class Bringer:
         return [digest for digest, size in zip(digests, sizes, strict=True) if size is None]
 
 
-@asynccontextmanager
-async def _staged(node: Node, size_bytes: int) -> AsyncIterator[Stage]:
-    """A stage with room for a size, which is gone at the end unless it was used up."""
-    stage = node.stage(size_bytes)
-    try:
-        await node.reserve(stage, size_bytes)
-        yield stage
-    finally:
-        if stage.is_open:
-            node.discard(stage)
-        else:
-            node.reclaim.close(stage.fd)
-
-
 def _patience_s(size_bytes: int) -> float:
     return TIER_FETCH_S + size_bytes / TIER_SLOW_BYTES_S
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
