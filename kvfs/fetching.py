@@ -65,7 +65,7 @@ class Fetching:
         patience_s = math.inf if self._node.neighbours is None else TIER_LEAD_S
         with trio.move_on_after(patience_s) as lead:
             if self._node.tiering is not None:
-                await self._node.tiering.bring(inodes)
+                await self._node.tiering.bringer.bring(inodes)
         return not lead.cancelled_caught
 
     async def _bring_from_either(
@@ -88,7 +88,7 @@ class Fetching:
         tiering = self._node.tiering
         assert tiering is not None
         try:
-            await tiering.bring([inode])
+            await tiering.bringer.bring([inode])
         except KvfsError as error:  # nor that of the other nodes
             log.warning("blob %s does not come from tiers: %s", inode.digest.hex(), error)
         if self._is_here(inode):
@@ -99,7 +99,7 @@ class Fetching:
         directory_of, tiering = self._node.contents.directory_of, self._node.tiering
         missing = [one for one in inodes if directory_of(one.digest) is None]
         if missing and tiering is not None:
-            await tiering.search(missing)
+            await tiering.bringer.search(missing)
 
     def _is_here(self, inode: Inode) -> bool:
         return self._node.is_here([inode.digest])[0]

@@ -90,7 +90,7 @@ class Leaving:
     def _elsewhere(self, digests: Sequence[bytes]) -> Container[bytes]:
         """Those of the digests that tiers or other nodes have as well, as far as it is known."""
         tiering, neighbours = self._node.tiering, self._node.neighbours
-        held = set() if tiering is None else tiering.held(digests)
+        held = set() if tiering is None else tiering.holdings.held(digests)
         if neighbours is not None:
             rest = [digest for digest in digests if digest not in held]
             others = neighbours.held_elsewhere(rest)

@@ -258,7 +258,7 @@ class Node:
     def stop_fetching(self) -> None:
         """The node is about to end: what comes from tiers and other nodes is not waited for."""
         if self.tiering is not None:
-            self.tiering.stop_fetching()
+            self.tiering.bringer.stop()
         if self.neighbours is not None:
             self.neighbours.stop_fetching()
 
@@ -451,7 +451,7 @@ class Node:
         if self.neighbours is not None:
             self.neighbours.published(published.inode)
         if self.tiering is not None:
-            self.tiering.published(published.inode)
+            self.tiering.behind.published(published.inode)
         if published.parent:
             self.notify(published.parent, published.name, published.inode.ino)
         if published.replaced is not None:
@@ -459,7 +459,7 @@ class Node:
 
     def _settle_published(self) -> None:
         if self.tiering is not None:
-            self.tiering.settle()
+            self.tiering.behind.settle()
         self._orphans.reap()
 
     # Room ----------------------------------------------------------------------------------------

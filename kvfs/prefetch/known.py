@@ -100,7 +100,7 @@ class Known:
         if tiering is None:
             return dict.fromkeys(digests, 0)
         usable = sum(1 << one.number for one in tiering.tiers if one.is_usable)
-        masks = tiering.masks(digests)
+        masks = tiering.holdings.masks(digests)
         return {digest: mask & usable for digest, mask in zip(digests, masks, strict=True)}
 
     @property

@@ -224,7 +224,7 @@ class Prefetcher:
         tiering, neighbours = self._node.tiering, self._node.neighbours
         if tiering is not None and action.sources & TIERS:
             for file in files:
-                await tiering.promote(file, action.sources & TIERS)
+                await tiering.bringer.promote(file, action.sources & TIERS)
         if neighbours is not None and action.sources & PEERS:
             self._from_peers.add(digest)
             try:

@@ -46,9 +46,10 @@ async def _tiers_of(session: Session, arguments: list[Any], descriptors: list[in
     tiering = session.node.tiering
     if tiering is None:
         return None
+    holdings = tiering.holdings
     names = {one.number: one.name for one in tiering.tiers}
     return [
-        [names[number] for number in tiering.numbers_of(mask)] for mask in tiering.masks(digests)
+        [names[number] for number in holdings.numbers_of(mask)] for mask in holdings.masks(digests)
     ]
 
 

@@ -92,8 +92,9 @@ def _numbers_of_tiers(node: Node, digests: Sequence[bytes]) -> Mapping[bytes, tu
     tiering = node.tiering
     if tiering is None:
         return dict.fromkeys(digests, ())
-    masks = tiering.masks(digests)
-    return {digest: tiering.numbers_of(mask) for digest, mask in zip(digests, masks, strict=True)}
+    holdings = tiering.holdings
+    masks = holdings.masks(digests)
+    return {digest: holdings.numbers_of(mask) for digest, mask in zip(digests, masks, strict=True)}
 
 
 async def _tiers(session: Session, arguments: list[Any], descriptors: list[int]) -> Any:

@@ -163,7 +163,7 @@ class Bringer:
 
     def _numbers(self, digest: bytes, among: int) -> tuple[int, ...]:
         mask = self._holdings.masks([digest])[0] & among
-        numbers = [number for number in self._holdings.numbers if mask >> number & 1]
+        numbers = self._holdings.numbers_of(mask)
         return tuple(n for n in numbers if self._holdings.tier(n).tier is not None)
 
     async def _read(self, wanted: WantedChunk, priority: int) -> Landed | None:
@@ -218,7 +218,7 @@ class Bringer:
         self.brought_files += 1
         self.brought_bytes += inode.size_bytes
 
-    async def search(self, inodes: Iterable[Inode], tiers: Sequence[ConfiguredTier]) -> None:
+    async def search(self, inodes: Iterable[Inode]) -> None:
         """Ask tiers that others fill for files of which nobody is known to have the bytes, and have
         them here."""
         wanted = self._missing(inodes)
@@ -227,7 +227,8 @@ class Bringer:
         if not lost:
             return
         async with trio.open_nursery() as nursery:
-            for one in tiers:
+            for number in self._holdings.numbers:
+                one = self._holdings.tier(number)
                 if one.is_usable and one.config.kind in FILLED_BY_OTHERS:
                     nursery.start_soon(self._ask, one, lost)
         await self.bring(wanted[digest] for digest in lost)

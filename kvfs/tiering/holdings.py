@@ -26,8 +26,13 @@ class Holdings:
         return self._tiers[number]
 
     def masks(self, digests: Sequence[bytes]) -> list[int]:
-        """Bit n: the tier with number n has the blob, as far as is known."""
+        """Bit n: the tier with number n has the blob, as far as is known, whether it is open or
+        not."""
         return [mask & self.all_mask for mask in self._meta.tier_masks(digests)]
+
+    def numbers_of(self, mask: int) -> tuple[int, ...]:
+        """The tiers of a mask, in the order of the configuration."""
+        return tuple(number for number in self.numbers if mask >> number & 1)
 
     def held(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those that some tier has, whether it answers now or not."""

@@ -57,7 +57,7 @@ def _name(node: Node, one: ConfiguredTier, found: Sequence[Publication]) -> int:
     for publication in found:
         if node.meta.resolve([publication.path])[0] is not None:
             continue
-        node.tiering.note_held(publication.digest, publication.size_bytes, one.number)
+        node.tiering.holdings.note_held(publication.digest, publication.size_bytes, one.number)
         try:
             (published,) = node.meta.publish([publication], node.now_ns())
         except NamespaceError as error:

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class Tiering:
-    """See the module's docstring."""
+    """`holdings`: which tiers have what. `bringer`: what comes from them. `behind`: what goes to
+    them. `room`, `reads`, `transfer`: what those share. Here is what takes several of them."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -96,36 +97,10 @@ class Tiering:
         self._opening.close()
 
     # Which tiers have what ------------------------------------------------------------------------
-    def open_tiers(self) -> list[ConfiguredTier]:
-        """Those that are open now."""
-        return [one for one in self.tiers if one.tier is not None]
-
-    def masks(self, digests: Sequence[bytes]) -> list[int]:
-        """Bit n: the tier with number n has the blob, as far as is known, whether it is open or
-        not."""
-        return self.holdings.masks(digests)
-
-    def numbers_of(self, mask: int) -> tuple[int, ...]:
-        """The tiers of a mask, in the order of the configuration."""
-        return tuple(number for number in self.holdings.numbers if mask >> number & 1)
-
     def is_away(self, inode: Inode) -> bool:
         """Whether a file's bytes are in tiers, and not here."""
         is_here = self._node.contents.directory_of(inode.digest) is not None
-        return not is_here and bool(self.masks([inode.digest])[0])
-
-    def held(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of the digests that some tier has."""
-        return self.holdings.held(digests)
-
-    def note_held(self, digest: bytes, size_bytes: int, number: int) -> None:
-        """A tier has a blob."""
-        self.holdings.note_held(digest, size_bytes, number)
-
-    def note_lost(self, digest: bytes, number: int) -> None:
-        """A tier said that it has not a blob."""
-        self.holdings.note_lost(digest, number)
-        self._drop_if_nowhere(digest)
+        return not is_here and bool(self.holdings.held([inode.digest]))
 
     async def ask_again(self, gone: Iterable[tuple[int, bytes]]) -> None:
         """Clients did not get these blobs from tiers (their numbers): what a tier says that it has
@@ -140,9 +115,13 @@ class Tiering:
 
     def _hear_gone(self, number: int, digest: bytes) -> None:
         try:
-            self._token.run_sync_soon(self.note_lost, digest, number)
+            self._token.run_sync_soon(self._note_lost, digest, number)
         except trio.RunFinishedError:
             log.debug("tier %d lost a blob when its node had ended", number)
+
+    def _note_lost(self, digest: bytes, number: int) -> None:
+        self.holdings.note_lost(digest, number)
+        self._drop_if_nowhere(digest)
 
     def _held_by_nodes(self, digests: Sequence[bytes]) -> Container[bytes]:
         neighbours = self._node.neighbours
@@ -160,37 +139,12 @@ class Tiering:
             log.warning("blob %s is nowhere, and keeps its names: %s", digest.hex(), error)
 
     # Reading --------------------------------------------------------------------------------------
-    async def bring(self, inodes: Iterable[Inode], priority: int = 0) -> None:
-        """Have the bytes of these files here that tiers are known to have."""
-        await self.bringer.bring(inodes, priority)
-
-    async def promote(self, inode: Inode, mask: int) -> None:
-        """Have the bytes of a file here from these tiers, as idle work; see `Bringer.promote`."""
-        await self.bringer.promote(inode, mask)
-
-    async def search(self, inodes: Iterable[Inode]) -> None:
-        """The same of files of which nobody is known to have the bytes, as far as tiers that others
-        fill have them."""
-        await self.bringer.search(inodes, self.tiers)
-
-    def stop_fetching(self) -> None:
-        """The node is about to end: what comes from tiers is not waited for."""
-        self.bringer.stop()
-
     def used(self, inos: Sequence[int]) -> None:
         """These files are read, or are about to be, by whoever got their descriptors."""
         self.reads.note_use()
         self.behind.read(inos)
 
     # Writing --------------------------------------------------------------------------------------
-    def published(self, inode: Inode) -> None:
-        """A file has got its bytes here; `settle` follows in the same step."""
-        self.behind.published(inode)
-
-    def settle(self) -> None:
-        """What was published is to be copied. Never raises."""
-        self.behind.settle()
-
     async def demote(self, digests: Sequence[bytes], elsewhere: Container[bytes]) -> None:
         """These are about to leave this node: have a copy of each that is nowhere else in some
         tier, where rules let it and one has room."""
@@ -201,7 +155,7 @@ class Tiering:
 
     def give_up(self, digests: Sequence[bytes]) -> list[bytes]:
         """Give up the copies here of those that tiers have, and say which; their names stay."""
-        held = self.held(digests)
+        held = self.holdings.held(digests)
         given = self._node.meta.give_up([digest for digest in digests if digest in held])
         for one in given:
             if one.directory is not None:
@@ -216,7 +170,9 @@ class Tiering:
         if self._node.neighbours is not None:
             return 0
         named = 0
-        for one in self.open_tiers():
+        for one in self.tiers:
+            if one.tier is None:
+                continue
             try:
                 named += await rebuild_from_tier(self._node, one)
             except Unavailable as error:

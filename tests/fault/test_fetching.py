@@ -29,6 +29,7 @@ class Source:
             store(self._node, b"copy", self._data)
 
     begin = bring
+    bringer = behind = property(lambda self: self)  # as tiers; else as other nodes
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None

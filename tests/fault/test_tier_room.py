@@ -63,7 +63,8 @@ async def test_a_last_copy_goes_to_the_tier_that_has_room_and_a_name_only_when_n
         names = [node.meta.inode(ino) is not None for ino in inos]
         assert names.count(True) == 5 and tiers.room.moved_blobs >= 3
         (lost,) = (number for number in range(6) if not names[number])
-        await tiers.bring(left for ino in inos if (left := node.meta.inode(ino)) is not None)
+        left = [inode for ino in inos if (inode := node.meta.inode(ino)) is not None]
+        await tiers.bringer.bring(left)
         found = [load(node, b"f%d" % number) for number in range(6)]
         assert found == [None if n == lost else b"%d" % n for n in range(6)]
 
@@ -76,7 +77,8 @@ async def test_a_last_copy_is_put_where_it_stays(
     async with tiering(node, small, config(tmp_path / "large", TierKind.NVME)) as tiers:
         digest = store(node, b"f", b"0").digest
         await tiers.demote([digest], ())
-        assert tiers.numbers_of(tiers.masks([digest])[0]) == (tiers.tiers[1].number,)
+        (mask,) = tiers.holdings.masks([digest])
+        assert tiers.holdings.numbers_of(mask) == (tiers.tiers[1].number,)
 
 
 async def test_a_tier_that_failed_while_it_was_looked_through_is_soon_looked_through_again(
@@ -97,7 +99,7 @@ async def test_a_tier_that_failed_while_it_was_looked_through_is_soon_looked_thr
     before.put(digest, memoryview(b"there before"), 12)
     before.close()
     async with tiering(node, tier) as tiers:
-        await until(lambda: bool(tiers.masks([digest])[0]))
+        await until(lambda: bool(tiers.holdings.masks([digest])[0]))
         assert not failures
 
 

@@ -183,7 +183,7 @@ async def test_a_tier_with_a_limit_holds_no_more_however_many_come_at_once(
         for number in range(2, 9):
             store(node, b"f%d" % number, b"%d" % number)
         digests = [digest_of(b"%d" % number) for number in range(9)]
-        await tiers.demote(digests, tiers.held(digests))
+        await tiers.demote(digests, tiers.holdings.held(digests))
         assert [held(node, number) for number in range(2)] == [True, True]  # leave with the others
         assert [held(node, number) for number in range(9)].count(True) == 3
         assert max(counts) <= 3 and tiers.behind.demoted_files == 1
