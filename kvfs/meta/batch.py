@@ -24,6 +24,12 @@ def is_ranked(inode: Inode) -> bool:
     return bool(inode.digest) and inode.nlink > 0 and not inode.pinned
 
 
+def _place_in_order(inode: Inode | None) -> tuple[int, bytes] | None:
+    """What an inode says of its place in the order of eviction; None for none. The rest, where its
+    blob lies, is the same for all that hold that."""
+    return (inode.used_ns, inode.digest) if inode is not None and is_ranked(inode) else None
+
+
 def is_loose(inode: Inode) -> bool:
     """Whether a restart drops an inode: an orphan, or a file without content."""
     return inode.nlink == 0 or (inode.is_regular and not inode.digest)
@@ -40,7 +46,8 @@ class Batch(View):
         totals: State | None = None,
     ) -> None:
         super().__init__(txn, tables, cache)
-        self.totals = totals or self.state()
+        self._packed_totals = b"" if totals is not None else self.packed_state()
+        self.totals = totals or records.decode_state(self._packed_totals)
         self._changed: dict[int, Inode | None] = {}  # as stored here; None: dropped
         self.moves_directories = False  # so that paths lead elsewhere
         self.chunk_files: dict[
@@ -56,8 +63,10 @@ class Batch(View):
         return cached or self._read(ino)
 
     def finish(self) -> None:
-        """Write the totals."""
-        self.txn.put(STATE_KEY, records.encode_state(self.totals), db=self.tables.state)
+        """Write the totals, if they changed."""
+        packed = records.encode_state(self.totals)
+        if packed != self._packed_totals:
+            self.txn.put(STATE_KEY, packed, db=self.tables.state)
 
     def committed(self) -> None:
         """The transaction is through: the cache may know."""
@@ -81,7 +90,8 @@ class Batch(View):
         tables = self.tables
         self._changed[new.ino] = new
         self.txn.put(pack_native(new.ino), records.encode_inode(new), db=tables.inode)
-        before = self._rank(old)
+        is_moved = _place_in_order(old) != _place_in_order(new)
+        before = self._rank(old) if is_moved else None
         if old is None:
             self.totals.inodes += 1
         was_loose = old is not None and is_loose(old)
@@ -93,12 +103,12 @@ class Batch(View):
         old_digest = b"" if old is None else old.digest
         if new.digest != old_digest:
             self._move_reference(old_digest, new.digest, new.ino)
-        if old is not None and (new.digest != old_digest or new.nlink == 0):
+        if old_digest and (new.digest != old_digest or new.nlink == 0):
             self.drop_chunk(new.ino)
         if old is not None and new.digest != old_digest:
             for parent, name in self.names(new.ino):
                 self._put_dirent(parent, name, new)
-        after = self._rank(new)
+        after = self._rank(new) if is_moved else None
         if before != after:
             if before is not None:
                 self.txn.delete(before, db=tables.used)
@@ -223,6 +233,16 @@ class Batch(View):
         """Forget that a digest's file was about to be put in place."""
         for key in list(self.keys(self.tables.intent, digest)):
             self.txn.delete(key, db=self.tables.intent)
+
+    def keep_intent(self, digest: bytes, directory: int) -> None:
+        """As `clear_intents`, but that it is, or was, about to be put there is on record."""
+        kept = records.intent_key(digest, directory)
+        found = list(self.keys(self.tables.intent, digest))
+        for key in found:
+            if key != kept:
+                self.txn.delete(key, db=self.tables.intent)
+        if kept not in found:
+            self.txn.put(kept, b"", db=self.tables.intent)
 
     def drop_holder(self, digest: bytes, ino: int) -> None:
         """A file that is said to hold a digest is not there, or holds another one."""

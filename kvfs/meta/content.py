@@ -51,9 +51,10 @@ def _publish(
         published = _publish_inode(batch, publication, used_ns, now_ns)
     else:
         published = _publish_path(batch, publication, directories, used_ns, now_ns)
-    batch.clear_intents(publication.digest)
     if publication.is_open:
-        intend(batch, [(publication.digest, publication.directory)])
+        batch.keep_intent(publication.digest, publication.directory)
+    else:
+        batch.clear_intents(publication.digest)
     if publication.chunk is not None and published.inode.nlink:
         batch.put_chunk(published.inode.ino, publication.chunk)
     return published

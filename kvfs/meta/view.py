@@ -259,6 +259,10 @@ class View:
 
     def state(self) -> State:
         """The totals."""
+        return records.decode_state(self.packed_state())
+
+    def packed_state(self) -> bytes:
+        """The totals as they are on record."""
         raw = self.txn.get(STATE_KEY, db=self.tables.state)
         assert raw is not None
-        return records.decode_state(raw)
+        return raw
