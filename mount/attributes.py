@@ -6,6 +6,16 @@ from kvfs.config import KERNEL_CACHE_S, PAGE_BYTES
 from kvfs.meta.contract import Inode
 
 
+def _absent() -> pyfuse3.EntryAttributes:
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = 0
+    entry.entry_timeout = entry.attr_timeout = 0.0
+    return entry
+
+
+ABSENT = _absent()  # the answer for a name that is not there, which the kernel may not keep either
+
+
 def attributes(inode: Inode, number: int, *, is_changing: bool = False) -> pyfuse3.EntryAttributes:
     """What stat shows of an inode under a number.
 

@@ -20,7 +20,7 @@ from kvfs.errors import NamespaceError, Unavailable
 from kvfs.meta.contract import ROOT_INO, Changes, Entry, Inode, RenameMode
 from kvfs.node import Change, Node
 from mount.answers import request
-from mount.attributes import attributes
+from mount.attributes import ABSENT, attributes
 from mount.directories import Listed, OpenDirectory
 from mount.freshness import Freshness
 from mount.handles import Opened, OpenFiles
@@ -123,6 +123,9 @@ class Operations(pyfuse3.Operations):
         except NamespaceError:
             self.files.note_end(ctx.pid)
             raise
+        if inode is None:
+            self.files.note_end(ctx.pid)
+            return ABSENT
         self.files.note_found(ctx.pid, inode.ino)
         return self._entry(inode)
 
@@ -248,13 +251,11 @@ class Operations(pyfuse3.Operations):
         if number >= VIEW_BASE or (number == ROOT_INO and name == VIEW_NAME):
             raise NamespaceError(errno.EPERM)
 
-    def _find(self, parent: int, name: bytes) -> Inode:
+    def _find(self, parent: int, name: bytes) -> Inode | None:
         inode = self._node.meta.lookup(parent, name)
         if inode is None and self._node.neighbours is not None:  # perhaps just made elsewhere
             self._node.refresh()
             inode = self._node.meta.lookup(parent, name)
-        if inode is None:
-            raise NamespaceError(errno.ENOENT)
         return inode
 
     # Attributes -----------------------------------------------------------------------------------
@@ -398,7 +399,7 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[Opened, Inode]:
         """Open what somebody has made since the kernel looked: it takes that as an open."""
         inode = self._find(parent, name)
-        if not inode.is_regular:
+        if inode is None or not inode.is_regular:
             raise NamespaceError(errno.ESTALE)  # the kernel looks, and sees what it is
         opened = await self._open(self.files.numbers.current(inode.ino), flags, ctx)
         return opened, self._node.meta.inode(inode.ino) or inode
