@@ -65,6 +65,12 @@ class BlobFiles:
         fd = os.open(self.stage_path(name), flags, self._file_mode)
         return StagingFile(name, fd)
 
+    def link_stage(self, other: str) -> str:
+        """The name of another staging file that is the same file as `other`."""
+        name = self._new_name()
+        os.link(self.stage_path(other), self.stage_path(name))
+        return name
+
     def _new_name(self) -> str:
         return f"{self._owner_id}.{self._run}.{next(self._serials):x}"
 

@@ -21,6 +21,7 @@ from kvfs.settings.sizes import Share, least_free_bytes
 from kvfs.settings.words import DirectoryConfig
 from kvfs.stored import digest_own_file
 
+_KEPT_DOTS = 3  # in the second name of a staging file; its first has two
 _FIXED_FILES = (
     10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
 )
@@ -150,9 +151,18 @@ class BlobDirectory(BlobFiles):
         with os.scandir(f"{self._root}/staging") as items:
             return sorted(items, key=lambda item: item.name)
 
+    def kept_names(self) -> list[str]:
+        """Second names that dead runs of this store gave to staging files (`kvfs.kept`)."""
+        return [
+            item.name
+            for item in self._scan_staging()
+            if self._is_own(item.name)
+            and item.name.count(".") == _KEPT_DOTS
+            and item.name.split(".")[1] != self._run
+        ]
+
     def _is_own(self, name: str) -> bool:
-        parts = name.split(".")
-        return parts[0] == self.store_id and len(parts) == 3
+        return name.split(".")[0] == self.store_id and name.count(".") in (2, _KEPT_DOTS)
 
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()

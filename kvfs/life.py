@@ -29,6 +29,7 @@ from kvfs.boot import boot_id
 from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
+from kvfs.kept import publish_kept
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.names import escape
@@ -79,6 +80,9 @@ async def running(config: Config) -> AsyncIterator[Node]:
         node.absent = absent
         if config.cluster is not None:
             await _wait_for_place(engine, config.home)
+        is_trusted = belonging is None and reason is None
+        if kept := await publish_kept(node, is_trusted=is_trusted):
+            log.info("%d files were published that had been closed before a crash", kept)
         recover(node)
         if belonging is not None and reason is not None:
             node.notices.append(f"{reason}: finding out what lies here")

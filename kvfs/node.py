@@ -14,7 +14,7 @@ Bytes do not pass through here: readers and writers get descriptors.
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,7 @@ class Node:
             engine,
             self.space,
             self._release_spare,
+            self.settle,
             self._leaving.evict,
             self._leaving.demote,
         )
@@ -116,6 +117,7 @@ class Node:
         self._use_watchers: list[UseWatcher] = []
         self._releasers: list[Callable[[], None]] = []
         self._nameless_watchers: list[Callable[[int], None]] = []
+        self._settlers: list[Callable[[], Awaitable[None]]] = []
         self.uses = Uses(engine)
         self.open_blobs = OpenBlobs(engine)
         self._stamp_ns = 0
@@ -472,6 +474,16 @@ class Node:
             self.notify(parent, name, inode.ino)
         self._orphans.drop_now(going)
         return len(inos) - len(going)
+
+    def on_settle(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await a callback in `settle`."""
+        self._settlers.append(callback)
+
+    async def settle(self) -> None:
+        """Have published what was closed until now, where that was put off: before an answer that
+        must show it."""
+        for callback in self._settlers:
+            await callback()
 
     def on_shortage(self, callback: Callable[[], None]) -> None:
         """Call back, in the node's thread, when room is needed: holds that are only kept for

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SLACK_BYTES_MAX = 64 * MIB  # evicted beyond the need, so that not every writer has to wait
 _UNLINK_DEADLINE_S = 60.0
+_SETTLE_DEADLINE_S = 2.0
 _INLINE_BYTES_MAX = 4 * MIB  # what is gone in less time than a hop to a thread is worth
 
 
@@ -46,9 +47,10 @@ class Evicted:
 
 class Reclaim:
     """Room by eviction, for one node. `release_spare()` lets go of what was removed and is kept for
-    a moment only; it is asked first. `evict(directory, bytes, until_ns)` takes names away, of those
-    last used until then, in one short step; `demote`, with the same words, comes before it and may
-    take its time to put last copies elsewhere."""
+    a moment only; it is asked first. `settle()` publishes what was closed, so that it may go as
+    well. `evict(directory, bytes, until_ns)` takes names away, of those last used until then, in
+    one short step; `demote`, with the same words, comes before it and may take its time to put last
+    copies elsewhere."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Reclaim:
         engine: MetaEngine,
         space: Space,
         release_spare: Callable[[], None],
+        settle: Callable[[], Awaitable[None]],
         evict: Callable[[int, int, int], Evicted],
         demote: Callable[[int, int, int], Awaitable[None]],
     ) -> None:
@@ -63,6 +66,7 @@ class Reclaim:
         self._meta = engine
         self._space = space
         self._release_spare = release_spare
+        self._settle = settle
         self._evict = evict
         self._demote = demote
         self._lock = trio.Lock()
@@ -77,12 +81,19 @@ class Reclaim:
             raise OutOfSpace(
                 f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
             )
+        if not self._may_have(index, extra_bytes):
+            with trio.move_on_after(_SETTLE_DEADLINE_S):  # who asks may be what it waits for
+                await self._settle()
         async with self._lock:
             if extra_bytes > self._space.room_bytes(index):
                 self._release_spare()
-            if extra_bytes > self._space.room_bytes(index) + self._space.evictable_bytes(index):
+            if not self._may_have(index, extra_bytes):
                 raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
             await self._evict_for(index, extra_bytes)
+
+    def _may_have(self, index: int, extra_bytes: int) -> bool:
+        space = self._space
+        return extra_bytes <= space.room_bytes(index) + space.evictable_bytes(index)
 
     async def _evict_for(self, index: int, extra_bytes: int) -> None:
         """Evict until there is room. Rounds over all files in short steps: one in which nothing

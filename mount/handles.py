@@ -53,6 +53,7 @@ from mount.readers import Readers
 from mount.retries import SentBack
 from mount.reuse import IS_POSSIBLE as REUSE_IS_POSSIBLE
 from mount.reuse import Answers, ReusedOpens
+from mount.settling import Settling
 from mount.stages import Stages, Version
 from mount.states import Access, Opening, State, decide_open, keeps_cache
 from mount.through import goes_through
@@ -118,6 +119,9 @@ class OpenFiles:
         self._sent_back = SentBack()
         self._readers = Readers()
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
+        self.settling = Settling(self._settle, self._end_writer)
+        node.on_nameless(self.settling.forget)
+        node.on_settle(self.settling.settle_all)
         self.reuse = ReusedOpens(
             cast(Answers, pyfuse3), self._end_reader, node.touch, self._is_as_opened
         )
@@ -128,6 +132,8 @@ class OpenFiles:
         self._node.refresh()
         access = access_of(flags)
         is_writer = access is not Access.READ
+        if is_writer:
+            await self.settle(number)
         version, opening = self._decide(number, access, thread)
         self.versions.enter(version, is_writer)
         # At once: the last other open of it may end while this one waits.
@@ -179,6 +185,7 @@ class OpenFiles:
         backing_id = self.backing.enter(version.number, fd)
         if backing_id and version.through is None:
             self._stages.write_through(version)
+            self.settling.note_writer()
         return backing_id
 
     def reuses(self, number: int, opened: Opened) -> bool:
@@ -359,6 +366,7 @@ class OpenFiles:
                 await self._stages.truncate(version, size_bytes)
             return
         access = Access.TRUNCATE if size_bytes == 0 else Access.WRITE
+        await self.settle(number)
         version, _ = self._decide(number, access, thread)
         self.versions.enter(version, is_writer=True)
         is_backed = version.through is not None  # so that it stays what it is until the end of this
@@ -384,12 +392,24 @@ class OpenFiles:
 
     # Closing --------------------------------------------------------------------------------------
     async def flush(self, fh: int) -> None:
-        """A descriptor is being closed: publish what its writers changed."""
+        """A descriptor is being closed: publish what its writers changed, or see to it that it will
+        be."""
         handle = self._handles[fh]
         version = handle.version
         if handle.is_writer and version.has_news:
             async with Held(version.lock):
-                await self._publish(version)
+                if not await self._keep(version):
+                    await self._publish(version)
+
+    async def _keep(self, version: Version) -> bool:
+        """Whether what was closed may be published later, and survives a crash until then."""
+        through = version.through
+        if through is None or not self.settling.has_room(through.size_bytes):
+            return False
+        if not await self._stages.through.keep(through, version.ino):
+            return False
+        self.settling.put_off(version.ino, through.size_bytes)
+        return True
 
     async def sync(self, fh: int, *, data_only: bool) -> None:
         """Put a stage's bytes on the disk. Published ones are the node's to sync."""
@@ -403,8 +423,12 @@ class OpenFiles:
         """The last descriptor of an open has gone."""
         if not self.reuse.is_last(fh):
             return
-        handle = self._handles.pop(fh)
+        handle = self._handles[fh]
         version = handle.version
+        is_last = handle.is_writer and version.writers == 1
+        if is_last and version.through is not None and self.settling.hold(version.ino, fh):
+            return
+        del self._handles[fh]
         try:
             if handle.is_writer and version.writers == 1 and version.has_news:
                 async with Held(version.lock):
@@ -415,6 +439,24 @@ class OpenFiles:
         finally:
             self.backing.leave(version.number)
             self._leave(version, handle.is_writer)
+
+    async def settle(self, number: int) -> None:
+        """Have a file published that was closed and is not yet; then it is as all others. Raises
+        what keeps it from that."""
+        ino = self.numbers.ino(number)
+        if ino in self.settling:
+            await self.settling.settle(ino)
+
+    async def _settle(self, ino: int) -> None:
+        version = self.versions.get(self.numbers.current(ino))
+        assert version is not None, "its last writer is held"
+        async with Held(version.lock):
+            await self._publish(version)
+
+    def _end_writer(self, fh: int) -> None:
+        version = self._handles.pop(fh).version
+        self.backing.leave(version.number)
+        self._leave(version, is_writer=True)
 
     def _end_reader(self, fh: int) -> None:
         """As `release`, of who only read, which awaits nothing."""
@@ -453,14 +495,17 @@ class OpenFiles:
         return {
             "reads": "python" if why_not else "passthrough",
             "why_not_passthrough": why_not,
-            "open_in_passthrough": kernel - self.reuse.count_idle(),
+            "open_in_passthrough": kernel - self.reuse.count_idle() - self.settling.held,
             "open_in_python": python,
+            **self.settling.describe(),
         }
 
     def close(self) -> None:
         """The mount has ended: drop what was not published and let everything go."""
         self.reuse.withdraw_all()
         for handle in list(self._handles.values()):
+            if handle.version.ino in self.settling:
+                continue  # the next start publishes it
             # A writer may outlive the mount: what it wrote to stays on record as open.
             handle.version.through = None
             self._leave(handle.version, handle.is_writer)

@@ -280,6 +280,8 @@ class Operations(pyfuse3.Operations):
         ctx: Context,
     ) -> pyfuse3.EntryAttributes:
         self._check_place(number)
+        if fields.update_mtime:
+            await self.files.settle(number)
         inode, _ = self._inode(number)
         if fields.update_size:
             if not inode.is_regular or is_link(number):
@@ -446,7 +448,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def opendir(self, number: int, ctx: Context) -> int:
         if number >= VIEW_BASE:
-            directory = self._view.opendir(number)
+            directory = await self._view.opendir(number)
         elif self._removed.find(number) is not None:
             directory = OpenDirectory(number, number, lambda cursor, limit: [])
         else:

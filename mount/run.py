@@ -304,6 +304,7 @@ async def _serve_requests(
         nursery.start_soon(operations.lingering.run)
         nursery.start_soon(operations.files.watch)
         nursery.start_soon(operations.files.reuse.run)
+        nursery.start_soon(operations.files.settling.run)
         nursery.start_soon(stop_on_signal)
         nursery.start_soon(_announce, operations, config, mountpoint, on_ready)
         with requests:
@@ -312,6 +313,10 @@ async def _serve_requests(
             log.warning("requests that did not end within %g s are given up", MOUNT_STOP_DEADLINE_S)
             if own is not None:
                 abort(own)
+        with trio.move_on_after(MOUNT_STOP_DEADLINE_S) as settling:
+            await operations.files.settling.settle_all()
+        if settling.cancelled_caught:
+            log.warning("closed files that are not published yet are left to the next start")
         nursery.cancel_scope.cancel()
 
 

@@ -15,6 +15,9 @@ Who closes may have another descriptor (a shell's redirection has), and write af
   the last release: it is published as a copy, always. What is stored into such a mapping after the
   release is lost.
 
+A large file that is closed for the first time, and not mapped, may be published later
+(`mount.settling`): then `keep` has the next start know of it.
+
 On file systems that keep time finely (from Linux 6.13 on), each write moves mtime once somebody has
 asked for it; on others this is not done. Nobody can map a file that is open for writing only.
 """
@@ -31,6 +34,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB, THROUGH_ROOM_BYTES_MIN
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
 from kvfs.file_io import is_cached
+from kvfs.kept import Kept, keep
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.publish import InUse
@@ -65,6 +69,7 @@ class Through:
     set_mtime: tuple[int, Mark] | None = None  # by a person, when it was so
     growth: Stage | None = None  # room for what comes after it was published as it is
     counted_bytes: int = 0  # as what was published
+    kept: Kept | None = None  # what the next start would make of it
 
     def mark(self) -> Mark:
         """Another whenever the bytes are."""
@@ -117,11 +122,40 @@ class ThroughFiles:
         self._wake.set()
         return through
 
+    async def keep(self, through: Through, ino: int) -> bool:
+        """See to it that the next start publishes what a file holds, so that this one may do it
+        later; False where it has to be done now. Raises as `publish`."""
+        stage = through.stage
+        is_fit = through.published is None and stage.is_open and not through.is_mapped
+        is_alone = self._node.neighbours is None  # others would see a name without bytes
+        if not (is_fit and is_alone) or self._node.config.fsync or not self._has_name(ino):
+            return False
+        size_bytes, changed_ns = through.mark()
+        if size_bytes <= _COPIED_BYTES_MAX:
+            return False
+        self._check_length(stage, size_bytes)
+        await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
+        kept = Kept(stage.name, ino, size_bytes, changed_ns, through.mtime_ns)
+        if kept != through.kept:
+            if not keep(self._directory(stage), kept):
+                return False
+            self._end_keeping(through)
+            through.kept = kept
+        return True
+
+    def _end_keeping(self, through: Through) -> None:
+        kept, through.kept = through.kept, None
+        if kept is not None:
+            self._directory(through.stage).discard(kept.name)
+
+    def _has_name(self, ino: int) -> bool:
+        inode = self._node.meta.inode(ino)
+        return inode is not None and inode.nlink > 0
+
     async def publish(self, through: Through, ino: int) -> Inode | None:
         """Publish what a file holds, if that is new and the file has a name; the inode then.
         Raises `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
-        named = self._node.meta.inode(ino)
-        if named is None or named.nlink == 0 or not through.is_changed:
+        if not self._has_name(ino) or not through.is_changed:
             return None
         before, mtime_ns = through.mark(), through.mtime_ns
         self._check_length(through.stage, before[0])
@@ -131,6 +165,7 @@ class ThroughFiles:
         if published is None:
             published = await self._publish_copy(through.stage.fd, before[0], ino, mtime_ns)
         through.published = before
+        self._end_keeping(through)
         return published
 
     def _check_length(self, stage: Stage, size_bytes: int) -> None:
@@ -146,7 +181,7 @@ class ThroughFiles:
         """Make the stage's file the blob; None when somebody writes at this moment."""
         stage = through.stage
         await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
-        digest = await self._digest(stage, before[0])
+        digest = await self._digest(stage, before[0], is_awaited=through.kept is None)
         if through.mark() != before:
             return None
         try:
@@ -161,11 +196,11 @@ class ThroughFiles:
         self._node.space.begin_stage(stage.directory)
         return published
 
-    async def _digest(self, stage: Stage, size_bytes: int) -> bytes:
+    async def _digest(self, stage: Stage, size_bytes: int, *, is_awaited: bool) -> bytes:
         """The digest of what a stage holds. For a lone file of 16 MiB in memory that takes 2 ms,
         and another thread as long again to begin and to tell; several get a core each."""
         directory = self._directory(stage)
-        is_alone = len(self._growing) == 1
+        is_alone = is_awaited and len(self._growing) == 1
         if is_alone and size_bytes <= _INLINE_BYTES_MAX and is_cached(stage.fd, 0, size_bytes):
             return _prepare(directory, stage.fd)
         own_fd = os.dup(stage.fd)
@@ -205,6 +240,7 @@ class ThroughFiles:
     def settle(self, through: Through) -> None:
         """Nobody writes to the file any more. Its descriptor stays the version's."""
         self._growing.discard(through)
+        self._end_keeping(through)
         stage, growth = through.stage, through.growth
         if growth is not None:
             growth.is_open = False
@@ -222,7 +258,7 @@ class ThroughFiles:
             await self._wake.wait()
             while self._growing:
                 for through in list(self._growing):
-                    if not through.lock.locked():
+                    if through.kept is None and not through.lock.locked():
                         async with Held(through.lock):
                             if through in self._growing:  # it may have ended while others had turns
                                 await self._reserve_ahead(through)

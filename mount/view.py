@@ -102,7 +102,10 @@ class View:
         return sorted([*others, Entry(VIEW_NAME, self._root_inode())], key=lambda e: e.name)
 
     async def lookup(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
-        place = self._find(self._place(parent), name)
+        directory = self._place(parent)
+        if directory.kind is not Kind.ROOT:
+            await self._node.settle()
+        place = self._find(directory, name)
         if place is None:
             raise NamespaceError(errno.ENOENT)
         number = self._number(place, parent)
@@ -129,8 +132,10 @@ class View:
             if place is not None:
                 del self._numbers[place]
 
-    def opendir(self, number: int) -> OpenDirectory:
+    async def opendir(self, number: int) -> OpenDirectory:
         place = self._place(number)
+        if place.kind is not Kind.ROOT:
+            await self._node.settle()
 
         def list_after(cursor: bytes, limit: int) -> Sequence[Listed]:
             names = self._list(place, cursor, limit)

@@ -12,7 +12,7 @@ the digest of the rest. What must hold:
 - No name ever shows part of a version: not after a restart, not to readers of files that are
   renamed into place, not to clients of the node's socket, at any time.
 - There is one mount entry while it is mounted and after a kill, at most one while it starts.
-- After a restart no file of the run before lies in staging.
+- Soon after a restart no file of the run before lies in staging.
 
 Exit code 1 when one of these did not hold.
 """
@@ -44,8 +44,11 @@ from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.mount_rig import MountRig  # noqa: E402
 
 NAMES_PER_WRITER = 24
-SIZE_MAX = 3_000_000  # above a megabyte the mount publishes what it wrote to, else a copy
+# Above a megabyte the mount publishes what it wrote to, a little after its close, else a copy.
+SIZE_MAX = 3_000_000
+ASKING_SHARE = 0.5  # of the rounds: readers ask the node as well, which then publishes at once
 STARTING_SHARE = 0.1  # of the rounds: killed while it starts
+REMOVED_S = 5.0  # in it a start has removed what it replaced
 _HEAD = struct.Struct("<8s16sQQ")  # mark, name, version, bytes of the whole file
 _MARK = b"kvfscrsh"
 _DIGEST_BYTES = 8
@@ -108,7 +111,8 @@ class Writer(threading.Thread):
             self._change(name, 0, "unlinked", lambda: os.unlink(self._directory / name))
             return
         self._last += 1
-        size = self._chance.choice((0, 1000, 70_000, self._chance.randrange(SIZE_MAX)))
+        any_size = self._chance.randrange(SIZE_MAX)
+        size = self._chance.choice((0, 1000, 70_000, any_size, any_size))
         data = build(name, self._last, size)
         if is_renamed:
             self._change(name, self._last, "renamed", lambda: self._rename(name, data))
@@ -164,10 +168,12 @@ def _fill(mapped: mmap.mmap, data: bytes) -> None:
 
 
 class Reader(threading.Thread):
-    """Reads files that must always be whole: those renamed into place through the mount, and all
-    of them through the node's socket."""
+    """Reads files that must always be whole: those renamed into place through the mount, and, if
+    it `asks`, all of them through the node's socket."""
 
-    def __init__(self, rig: MountRig, directory: Path, seed: int, writers: int) -> None:
+    def __init__(
+        self, rig: MountRig, directory: Path, seed: int, writers: int, *, asks: bool
+    ) -> None:
         super().__init__()
         self.reads = 0
         self.problem: str | None = None
@@ -176,6 +182,7 @@ class Reader(threading.Thread):
         self._directory = directory
         self._chance = random.Random(seed)
         self._writers = writers
+        self._asks = asks
 
     def run(self) -> None:
         try:
@@ -185,7 +192,7 @@ class Reader(threading.Thread):
                     number = self._chance.randrange(self._writers)
                     if slot % 2 == 0 and self._chance.random() < 0.6:
                         self._read(f"r-{number}-{slot}")
-                    else:
+                    elif self._asks:
                         self._ask(client, f"{'w' if slot % 2 else 'r'}-{number}-{slot}")
         except ValueError as error:
             self.problem = f"partial while it ran: {error}"
@@ -271,7 +278,9 @@ class Crashes:
         self.report.start_s.append(time.monotonic() - begin_s)
         if self.rig.count_entries() != 1:
             self._complain(f"{self.rig.count_entries()} mount entries")
-        stale = os.listdir(self.rig.store / "staging")
+        end_s = time.monotonic() + REMOVED_S
+        while (stale := os.listdir(self.rig.store / "staging")) and time.monotonic() < end_s:
+            time.sleep(0.05)
         if stale:
             self._complain(f"left in staging: {stale[:3]}")
         self._directory.mkdir(exist_ok=True)
@@ -304,7 +313,10 @@ class Crashes:
             Writer(self._directory, number, seed + number, known)
             for number, known in enumerate(self._known)
         ]
-        readers = [Reader(self.rig, self._directory, seed - n, len(writers)) for n in (1, 2)]
+        asks = self._chance.random() < ASKING_SHARE
+        readers = [
+            Reader(self.rig, self._directory, seed - n, len(writers), asks=asks) for n in (1, 2)
+        ]
         threads: list[Writer | Reader] = [*writers, *readers]
         for thread in threads:
             thread.start()

@@ -115,8 +115,9 @@ class NodeProcess(KvfsProcess):
 
 def allocated_bytes(path: Path) -> int:
     """What `du` counts below a directory, itself included."""
-    total = os.lstat(path).st_blocks * 512
-    for folder, folders, names in os.walk(path):
-        for name in [*folders, *names]:
-            total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-    return total
+    taken = {}  # by file, which may have several names
+    for folder, _, names in os.walk(path):
+        for name in [".", *names]:
+            status = os.lstat(os.path.join(folder, name))
+            taken[status.st_ino] = status.st_blocks * 512
+    return sum(taken.values())

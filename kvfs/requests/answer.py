@@ -29,4 +29,5 @@ async def answer(session: Session, request: Request, descriptors: list[int]) -> 
     ):
         raise InvalidInput(request.operation, "wrong arguments; client and node differ in version")
     session.node.refresh()
+    await session.node.settle()
     return await function(session, arguments, descriptors)

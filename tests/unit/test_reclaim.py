@@ -54,6 +54,7 @@ class Bench:
             self.directory.adopt(staged.name, digest)
         self.meta = Meta()
         self.spare: list[Callable[[], None]] = []
+        self.unsettled: list[Callable[[], None]] = []
         self.evicted: list[int] = []
         self.fruitless_steps = 0
         self.space = Space([self.directory], self.meta.usage, path / "none")
@@ -62,9 +63,14 @@ class Bench:
             self.meta,  # type: ignore[arg-type]  # only what is asked here
             self.space,
             lambda: [release() for release in self.spare] and None,
+            self._settle,
             self._evict,
             self._demote,
         )
+
+    async def _settle(self) -> None:
+        for settle in self.unsettled:
+            settle()
 
     async def _demote(self, index: int, short_bytes: int, until_ns: int) -> None:
         """There is no other place."""

@@ -1,0 +1,145 @@
+"""Files that were closed and are yet to be published, and how the next start finds them.
+
+A mount may put off the digest of a large file that its writers have closed (`mount.settling`), for
+close() need not wait for that. Until the file is published its stage has a second name in
+`staging`, a hard link that says what it is to become. A node that dies leaves it to the next one,
+which publishes what was closed: `publish_kept`, before anything that is unpublished is dropped. A
+file whose size or mtime is not what the name says was written to after its close, and is a miss.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.blob_files import StagingFile
+from kvfs.blobs import BlobDirectory
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.node import Node
+from kvfs.stage import Stage
+from kvfs.stored import copy_bytes
+
+log = logging.getLogger(__name__)
+
+_NOTE = struct.Struct(">QQqq")
+# What a file system says that has no hard links, or no more of them for a file.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stage that is to become the content of an inode."""
+
+    stage: str
+    ino: int
+    size_bytes: int
+    changed_ns: int  # mtime of the stage, which each write moves
+    mtime_ns: int  # what the inode is to show
+
+    @property
+    def name(self) -> str:
+        """What the stage is also called, in `staging`."""
+        note = _NOTE.pack(self.ino, self.size_bytes, self.changed_ns, self.mtime_ns)
+        return f"{self.stage}.{note.hex()}"
+
+    @classmethod
+    def parse(cls, name: str) -> "Kept | None":
+        """What `name` says; None for one that says nothing."""
+        stage, _, note = name.rpartition(".")
+        try:
+            return cls(stage, *_NOTE.unpack(bytes.fromhex(note)))
+        except (ValueError, struct.error):
+            return None
+
+
+def keep(directory: BlobDirectory, kept: Kept) -> bool:
+    """Have the next start know of a closed file; False where the file system cannot. OSError."""
+    try:
+        os.link(directory.stage_path(kept.stage), directory.stage_path(kept.name))
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
+
+
+async def publish_kept(node: Node, *, is_trusted: bool) -> int:
+    """Publish what was closed when a node died; how many files. Not `is_trusted`: inode numbers may
+    be those of other files by now, so all of it is lost."""
+    published = 0
+    for index, directory in enumerate(node.directories):
+        for name in directory.kept_names() if directory is not None else ():
+            assert directory is not None
+            kept = Kept.parse(name)
+            try:
+                if kept is not None and is_trusted:
+                    published += await _publish(node, index, directory, kept)
+            except (KvfsError, OSError) as error:
+                log.error("a file that was closed before a crash is lost: %s", error)
+            directory.discard(name)
+    return published
+
+
+async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept) -> bool:
+    """Whether a file that was closed has its bytes now. KvfsError, OSError."""
+    inode = node.meta.inode(kept.ino)
+    if inode is None or inode.nlink == 0 or not inode.is_regular:
+        return False  # it was removed
+    fd = os.open(directory.stage_path(kept.name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if inode.is_published and _is_blob(directory, inode.digest, fd):
+            return False  # the node died when that was done
+        async with _stage_of(node, index, directory, kept, fd) as stage:
+            status = os.fstat(fd)
+            if (status.st_size, status.st_mtime_ns) != (kept.size_bytes, kept.changed_ns):
+                raise Unavailable(f"inode {kept.ino} was written to after its close")
+            await node.publish_stage(stage, kept.ino, kept.mtime_ns)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is_blob(directory: BlobDirectory, digest: bytes, fd: int) -> bool:
+    """Whether a descriptor is of a blob's own file."""
+    try:
+        return os.path.samestat(os.stat(directory.blob_path(digest)), os.fstat(fd))
+    except OSError:
+        return False
+
+
+@asynccontextmanager
+async def _stage_of(
+    node: Node, index: int, directory: BlobDirectory, kept: Kept, fd: int
+) -> AsyncIterator[Stage]:
+    """A stage of this node with a kept file's bytes: the file itself, or a copy where a writer has
+    outlived its node and still has it open."""
+    has_writer = _has_writer(fd)
+    if has_writer:
+        staged = directory.stage()
+    else:
+        staged = StagingFile(directory.link_stage(kept.name), os.dup(fd))
+    stage = Stage(index, staged.name, staged.fd)
+    node.space.begin_stage(index)
+    try:
+        if has_writer:
+            await trio.to_thread.run_sync(copy_bytes, fd, stage.fd, kept.size_bytes)
+        yield stage
+    finally:
+        node.publisher.drop_stage(stage)
+        os.close(stage.fd)
+
+
+def _has_writer(fd: int) -> bool:
+    """Whether anybody may have a file open for writing, of which only a lease tells."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:  # also where there are no leases
+        return True
+    return False
