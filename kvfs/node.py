@@ -417,12 +417,14 @@ class Node:
         mtime_ns: int,
         digest: bytes | None = None,
         *,
+        ctime_ns: int = 0,
         writable_bytes: int | None = None,
     ) -> Inode:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
         belongs to the caller and must not be written any more. `digest`: of its bytes, where the
-        caller has hashed them. `writable_bytes`: so many were, and somebody may still write to the
-        file; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
+        caller has hashed them. `ctime_ns`: when they came, if not now. `writable_bytes`: so many
+        were, and somebody may still write to the file; where it is `adopted_as` a blob then,
+        `open_blobs.end` is the caller's to call."""
         directory = self.directories[stage.directory]
         assert directory is not None
         if digest is None:
@@ -441,6 +443,7 @@ class Node:
             size_bytes,
             mtime_ns,
             ino=ino,
+            ctime_ns=ctime_ns,
             is_hashed=True,
             is_writable=writable_bytes is not None,
         )

@@ -31,6 +31,7 @@ class Content:
     uid: int = 0
     gid: int = 0
     chunk: ChunkInfo | None = None
+    ctime_ns: int = 0  # when its bytes came; 0: now
     is_hashed: bool = False  # by the node, from the staged file
     is_writable: bool = False  # somebody can still write to the file: see `kvfs.open_blobs`
 
@@ -47,5 +48,6 @@ class Content:
             uid=self.uid,
             gid=self.gid,
             chunk=self.chunk,
+            ctime_ns=self.ctime_ns,
             is_open=self.is_writable and bool(self.stage.adopted_as),
         )

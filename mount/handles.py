@@ -505,7 +505,8 @@ class OpenFiles:
         self.reuse.withdraw_all()
         for handle in list(self._handles.values()):
             if handle.version.ino in self.settling:
-                continue  # the next start publishes it
+                log.warning("inode %d is left to the next start to publish", handle.version.ino)
+                continue
             # A writer may outlive the mount: what it wrote to stays on record as open.
             handle.version.through = None
             self._leave(handle.version, handle.is_writer)

@@ -313,10 +313,7 @@ async def _serve_requests(
             log.warning("requests that did not end within %g s are given up", MOUNT_STOP_DEADLINE_S)
             if own is not None:
                 abort(own)
-        with trio.move_on_after(MOUNT_STOP_DEADLINE_S) as settling:
-            await operations.files.settling.settle_all()
-        if settling.cancelled_caught:
-            log.warning("closed files that are not published yet are left to the next start")
+        await operations.files.settling.settle_all()
         nursery.cancel_scope.cancel()
 
 

@@ -70,6 +70,7 @@ class Through:
     growth: Stage | None = None  # room for what comes after it was published as it is
     counted_bytes: int = 0  # as what was published
     kept: Kept | None = None  # what the next start would make of it
+    closed_ns: int = 0  # when it was kept; what ctime shows
 
     def mark(self) -> Mark:
         """Another whenever the bytes are."""
@@ -85,6 +86,12 @@ class Through:
         if self.set_mtime is not None and self.set_mtime[1] == self.mark():
             return self.set_mtime[0]
         return os.fstat(self.stage.fd).st_mtime_ns
+
+    def ctime_ns(self, mark: Mark) -> int:
+        """When what is published now was closed, if that is past; else 0."""
+        kept = self.kept
+        is_as_kept = kept is not None and mark == (kept.size_bytes, kept.changed_ns)
+        return self.closed_ns if is_as_kept else 0
 
     @property
     def is_changed(self) -> bool:
@@ -141,6 +148,7 @@ class ThroughFiles:
                 return False
             self._end_keeping(through)
             through.kept = kept
+            through.closed_ns = self._node.now_ns()
         return True
 
     def _end_keeping(self, through: Through) -> None:
@@ -186,7 +194,12 @@ class ThroughFiles:
             return None
         try:
             published = await self._node.publish_stage(
-                stage, ino, mtime_ns, digest, writable_bytes=before[0]
+                stage,
+                ino,
+                mtime_ns,
+                digest,
+                ctime_ns=through.ctime_ns(before),
+                writable_bytes=before[0],
             )
         except InUse:
             return None

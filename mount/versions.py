@@ -65,7 +65,14 @@ class Versions:
         version = self._versions.get(self.numbers.current(inode.ino))
         if version is not None and version.through is not None:
             through = version.through
-            return replace(inode, size_bytes=through.size_bytes, mtime_ns=through.mtime_ns), True
+            ctime_ns = max(inode.ctime_ns, through.closed_ns)
+            shown = replace(
+                inode,
+                size_bytes=through.size_bytes,
+                mtime_ns=through.mtime_ns,
+                ctime_ns=ctime_ns,
+            )
+            return shown, True
         if version is None or version.stage is None:
             return inode, not inode.is_published and inode.is_regular
         return _with_stage(inode, version), True

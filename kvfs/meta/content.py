@@ -64,12 +64,13 @@ def _publish_inode(batch: Batch, publication: Publication, used_ns: int, now_ns:
     old = batch.inode(publication.ino)
     if not old.is_regular:
         raise NamespaceError(errno.EISDIR if old.is_directory else errno.EINVAL)
+    ctime_ns = max(publication.ctime_ns, old.ctime_ns) if publication.ctime_ns else now_ns
     new = replace(
         old,
         digest=publication.digest,
         size_bytes=publication.size_bytes,
         mtime_ns=records.clamp_time(publication.mtime_ns),
-        ctime_ns=records.clamp_time(now_ns),
+        ctime_ns=records.clamp_time(ctime_ns),
         used_ns=used_ns,
     )
     return Published(batch.store(new, old), 0, b"", None)

@@ -127,7 +127,8 @@ class ChunkEntry:
 class Publication:
     """New content for a file, named by exactly one of `ino` and `path`.
 
-    By `ino`: the inode gets the digest (size, mtime, ctime change). By `path`: missing parents are
+    By `ino`: the inode gets the digest (size, mtime, ctime change; ctime to `ctime_ns`, if that is
+    given and nothing has changed it since). By `path`: missing parents are
     made (0o755, `uid`, `gid`) and a new inode takes the name, over whatever file held it, as by
     rename; the file it replaced loses that name. With `AWAY` as its directory a file is named
     whose bytes are in tiers only.
@@ -144,6 +145,7 @@ class Publication:
     uid: int = 0
     gid: int = 0
     chunk: ChunkInfo | None = None
+    ctime_ns: int = 0  # when the bytes came; 0: now
     is_open: bool = False  # somebody can still write to the file: on record until `bury`
 
 

@@ -58,11 +58,8 @@ def test_the_mount_shows_it_before_and_after(mounted: MountProcess, place: Path)
     wait_settled(mounted)
     assert staged(mounted) == []
     after = os.stat(place / "a")
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
-        before.st_size,
-        before.st_mtime_ns,
-        before.st_ino,
-    )
+    for kind in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_mode", "st_nlink"):
+        assert getattr(after, kind) == getattr(before, kind), kind
     assert (place / "a").read_bytes() == data
     assert stored(mounted, b"a") == data
 
