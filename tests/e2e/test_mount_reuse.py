@@ -122,6 +122,45 @@ def test_what_has_lost_its_name_takes_no_room(mounted: MountProcess, place: Path
     wait_until(goes_before_its_time, 60)  # a busy machine may take too long, at times
 
 
+def test_a_stat_shows_what_was_changed_though_answers_are_kept(
+    mounted: MountProcess, place: Path
+) -> None:
+    """After a read the kernel asks anew, and is answered as before only where nothing changed."""
+    path, other = place / "a", place / "b"
+    path.write_bytes(b"bytes")
+    keep(mounted, path)
+
+    def stat_twice() -> os.stat_result:
+        with open(path, "rb", buffering=0) as file:
+            file.read()
+            first = os.fstat(file.fileno())
+            file.seek(0)
+            file.read()
+            assert os.fstat(file.fileno()) == first
+        return first
+
+    before = stat_twice()
+    assert (before.st_size, before.st_nlink) == (5, 1)
+    path.chmod(0o640)
+    assert stat_twice().st_mode & 0o777 == 0o640
+    os.utime(path, ns=(10**18, 2 * 10**18))
+    assert (stat_twice().st_atime_ns, stat_twice().st_mtime_ns) == (10**18, 2 * 10**18)
+    os.link(path, other)
+    linked = stat_twice()
+    assert linked.st_nlink == 2
+    os.rename(other, place / "c")
+    assert stat_twice().st_ctime_ns >= linked.st_ctime_ns
+    (place / "c").unlink()
+    assert stat_twice().st_nlink == 1
+    with open(path, "rb") as file:
+        (place / "d").write_bytes(b"longer")
+        os.rename(place / "d", path)
+        assert os.fstat(file.fileno()).st_nlink == 0
+    assert stat_twice().st_size == 6
+    store_at(mounted.store, b"a", b"by a client")
+    assert stat_twice().st_size == 11
+
+
 def test_what_a_client_does_is_seen_at_once(mounted: MountProcess, place: Path) -> None:
     for name in ("replaced", "evicted"):
         (place / name).write_bytes(b"old")
