@@ -8,7 +8,6 @@ file whose size or mtime is not what the name says was written to after its clos
 """
 
 import errno
-import fcntl
 import logging
 import os
 import struct
@@ -23,7 +22,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.node import Node
 from kvfs.stage import Stage
-from kvfs.stored import copy_bytes
+from kvfs.stored import copy_bytes, may_have_writer
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ async def _stage_of(
 ) -> AsyncIterator[Stage]:
     """A stage of this node with a kept file's bytes: the file itself, or a copy where a writer has
     outlived its node and still has it open."""
-    has_writer = _has_writer(fd)
+    has_writer = may_have_writer(fd)
     if has_writer:
         staged = directory.stage()
     else:
@@ -133,13 +132,3 @@ async def _stage_of(
     finally:
         node.publisher.drop_stage(stage)
         os.close(stage.fd)
-
-
-def _has_writer(fd: int) -> bool:
-    """Whether anybody may have a file open for writing, of which only a lease tells."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:  # also where there are no leases
-        return True
-    return False

@@ -36,7 +36,7 @@ from kvfs.names import escape
 from kvfs.node import Node
 from kvfs.roster import ROSTER, Known, mark_part, read_roster, write_roster
 from kvfs.settings.words import Config
-from kvfs.stored import copy_bytes, digest_file
+from kvfs.stored import copy_bytes, digest_file, may_have_writer
 from kvfs.trust import Trust
 from kvfs.upkeep import collect_garbage, rebuild
 
@@ -265,29 +265,36 @@ def recover(node: Node) -> None:
 
 
 def _renew(directory: BlobDirectory, digest: bytes) -> bool:
-    """Put a copy in a blob's place, for somebody may still have the file open for writing; False
-    when the bytes are not those of the digest, or cannot be copied."""
+    """See to it that nobody can write to a blob any more: where somebody still has its file open
+    for that, a copy takes its place. False when the bytes are not those of the digest, or cannot be
+    read or copied."""
     try:
         source = directory.open_blob(digest)
     except FileNotFoundError:
         return True  # lost, which the next open will see
     try:
-        staged = directory.stage()
-        try:
-            copy_bytes(source, staged.fd, os.fstat(source).st_size)
-            is_right = digest_file(staged.fd) == digest
-        except (OSError, Corrupt) as error:
-            log.warning("blob %s cannot be copied: %s", digest.hex(), error)
-            is_right = False
-        finally:
-            os.close(staged.fd)
-        if is_right:
-            directory.adopt(staged.name, digest)
-        else:
-            directory.discard(staged.name)
-        return is_right
+        if may_have_writer(source):
+            return _put_copy(directory, digest, source)
+        return digest_file(source) == digest
+    except (OSError, Corrupt) as error:
+        log.warning("blob %s cannot be read or copied: %s", digest.hex(), error)
+        return False
     finally:
         os.close(source)
+
+
+def _put_copy(directory: BlobDirectory, digest: bytes, source: int) -> bool:
+    """Put a copy of an open file in a blob's place; False when it is not that blob."""
+    staged = directory.stage()
+    try:
+        copy_bytes(source, staged.fd, os.fstat(source).st_size)
+        is_right = digest_file(staged.fd) == digest
+        if is_right:
+            directory.adopt(staged.name, digest)
+        return is_right
+    finally:
+        os.close(staged.fd)
+        directory.discard(staged.name)
 
 
 def _open_directories(

@@ -2,6 +2,7 @@
 takes on its disk."""
 
 import errno
+import fcntl
 import mmap
 import os
 
@@ -49,6 +50,17 @@ def digest_own_file(fd: int) -> bytes:
     except (OSError, ValueError):  # a file system that maps nothing; a page that cannot be read
         return digest_file(fd)
     return hasher.digest()
+
+
+def may_have_writer(fd: int) -> bool:
+    """Whether anybody may have a file, of which this is a descriptor for reading, open or mapped
+    for writing. Only a lease tells; where there are none, somebody may."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False
 
 
 def copy_bytes(source: int, target: int, size_bytes: int) -> None:

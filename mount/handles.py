@@ -484,9 +484,13 @@ class OpenFiles:
             else:
                 self.pages.note(version)
 
-    async def watch(self) -> None:
-        """Reserve room for files that the kernel writes, for ever."""
-        await self._stages.through.watch()
+    async def run(self) -> None:
+        """What is done beside the requests, for ever: room for files that the kernel writes,
+        publications that were put off, the end of answers to opens."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stages.through.watch)
+            nursery.start_soon(self.settling.run)
+            nursery.start_soon(self.reuse.run)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""

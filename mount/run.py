@@ -302,9 +302,7 @@ async def _serve_requests(
 
         nursery.start_soon(send_notices)
         nursery.start_soon(operations.lingering.run)
-        nursery.start_soon(operations.files.watch)
-        nursery.start_soon(operations.files.reuse.run)
-        nursery.start_soon(operations.files.settling.run)
+        nursery.start_soon(operations.files.run)
         nursery.start_soon(stop_on_signal)
         nursery.start_soon(_announce, operations, config, mountpoint, on_ready)
         with requests:

@@ -50,7 +50,8 @@ def test_a_notice_that_is_stuck_delays_the_end_no_longer_than_the_deadline(
             freshness=Notices(),
             lingering=Lingering(),
             files=SimpleNamespace(
-                watch=trio.sleep_forever, reuse=SimpleNamespace(run=trio.sleep_forever)
+                run=trio.sleep_forever,
+                settling=SimpleNamespace(settle_all=trio.lowlevel.checkpoint),
             ),
             is_ready=trio.Event(),
             stop_waiting=lambda: None,
