@@ -7,7 +7,8 @@ Two mounts are measured, each against a plain directory on the store's own disk:
 FUSE passthrough where the kernel and pyfuse3 can, and one served from Python only. Compared are
 
 - 16 MiB files, read whole (buffered, O_DIRECT, mapped and copied out), the page cache warm and (as
-  root) cold, and written whole to a temporary name that is then renamed, by 1 and by 4 threads;
+  root) cold, and written whole to a temporary name that is then renamed (and until the mount, which
+  publishes large files a little later, has done so), by 1 and by 4 threads;
 - open, read and close of small files, in microseconds;
 - stat, create, rename, unlink and listing, per second;
 - the processor time of the mount's process for each GiB read and written.
@@ -34,7 +35,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402  (path first)
+from kvfs.client import Client  # noqa: E402  (path first)
+from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
@@ -184,9 +186,17 @@ def read_gib_s(
 _written = 0  # of all files, so that no two are equal and stored once
 
 
-def write_gib_s(place: Place, threads: int, files: int, buffers: Sequence[mmap.mmap]) -> float:
-    """New files under a temporary name, then renamed. They are removed, and the disk is quiet,
-    before and after."""
+def write_gib_s(
+    place: Place,
+    threads: int,
+    files: int,
+    buffers: Sequence[mmap.mmap],
+    *,
+    until_published: bool = False,
+) -> float:
+    """New files under a temporary name, then renamed; or until a client of the node sees them all,
+    for which it must have their digests. They are removed, and the disk is quiet, before and
+    after."""
     global _written
     folder = place.folder / "written"
     folder.mkdir()
@@ -207,11 +217,26 @@ def write_gib_s(place: Place, threads: int, files: int, buffers: Sequence[mmap.m
             os.rename(folder / f"{index}.tmp", folder / f"{index}.data")
 
     spent_s = in_threads(threads, work)
+    if until_published and place.rig is not None:
+        spent_s += _publish(place.rig, folder, files)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     os.sync()
     return files * FILE_BYTES / GIB / spent_s
+
+
+def _publish(rig: MountRig, folder: Path, files: int) -> float:
+    """Seconds until a client, which is connected already, sees the files that were written."""
+    paths = [
+        os.fsencode((folder / f"{index}.data").relative_to(rig.mountpoint))
+        for index in range(files)
+    ]
+    with Client(rig.store) as client:
+        begin_s = time.perf_counter()
+        if None in client.lookup(paths):
+            raise RuntimeError("a file was closed and is not published")
+        return time.perf_counter() - begin_s
 
 
 def measure_small(place: Place, kind: str, buffer: mmap.mmap) -> float:
@@ -339,15 +364,20 @@ def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
                 cold[name] = measure_pairs(mount, plain, read_once, rounds, drop_page_cache)
                 read_once(mount), read_once(plain)
     for threads in THREADS:
-        name = f"written and renamed, {threads} thread{'s' * (threads > 1)}"
+        for until_published in (False, True):
+            kind = "until published" if until_published else "renamed"
+            name = f"written, {kind}, {threads} thread{'s' * (threads > 1)}"
 
-        def write(place: Place, threads: int = threads) -> float:
-            return write_gib_s(place, threads, max(plan.files // 2, 4), buffers)
+            def write(
+                place: Place, threads: int = threads, until_published: bool = until_published
+            ) -> float:
+                files = max(plan.files // 2, 4)
+                return write_gib_s(place, threads, files, buffers, until_published=until_published)
 
-        used_s = mount.rig.cpu_s()
-        warm[name] = measure_pairs(mount, plain, write, plan.rounds)
-        gib = plan.rounds * max(plan.files // 2, 4) * FILE_BYTES / GIB
-        cpu[name] = (mount.rig.cpu_s() - used_s) * 1000 / gib
+            used_s = mount.rig.cpu_s()
+            warm[name] = measure_pairs(mount, plain, write, plan.rounds)
+            gib = plan.rounds * max(plan.files // 2, 4) * FILE_BYTES / GIB
+            cpu[name] = (mount.rig.cpu_s() - used_s) * 1000 / gib
     cpu |= measure_reading_cpu(mount, 4 * plan.passes, buffers)
     small = {}
     for kind, size in SMALL.items():
