@@ -109,16 +109,22 @@ class BlobFiles:
                 self._leaves[_leaf_of(digest)] = 1
 
     def _make_leaf(self, path: str) -> None:
-        for directory in (os.path.dirname(path), path):
-            try:
-                os.mkdir(directory, self._directory_mode)
-            except FileExistsError:
-                if os.path.isdir(directory):
-                    continue
-                self._set_aside(directory)
-                os.mkdir(directory, self._directory_mode)
-            with self._leaves_lock:
-                self._fanout_directories += 1
+        try:
+            self._make_directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._make_directory(os.path.dirname(path))
+            self._make_directory(path)
+
+    def _make_directory(self, path: str) -> None:
+        try:
+            os.mkdir(path, self._directory_mode)
+        except FileExistsError:
+            if os.path.isdir(path):
+                return
+            self._set_aside(path)
+            os.mkdir(path, self._directory_mode)
+        with self._leaves_lock:
+            self._fanout_directories += 1
 
     def _clear_way(self, path: str) -> bool:
         """Whether there was a directory in a blob's place, which is in the quarantine now."""

@@ -57,7 +57,9 @@ class Orphans:
     def drop_now(self, inos: Sequence[int]) -> None:
         """As `drop`, but tell when it failed, for who needs the room at once."""
         self._note(inos)
-        self._meta.forget([ino for ino in inos if ino not in self._is_held])
+        going = [ino for ino in inos if ino not in self._is_held]
+        if going:
+            self._meta.forget(going)
         for ino in inos:
             self._left.pop(ino, None)  # whoever holds it will let it go once more
         self._reap()

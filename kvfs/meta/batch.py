@@ -13,7 +13,7 @@ import lmdb
 from kvfs.errors import Corrupt, NamespaceError
 from kvfs.meta import records
 from kvfs.meta.contract import AWAY, Blob, ChunkInfo, Inode, Publication
-from kvfs.meta.records import ChunkRecord, State, pack_native, pack_ordered
+from kvfs.meta.records import ChunkRecord, pack_native, pack_ordered
 from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import STATE_KEY, InodeCache, Tables, View
 from kvfs.names import CHUNK_SUFFIX
@@ -43,11 +43,12 @@ class Batch(View):
         txn: "lmdb.Transaction[bytes]",
         tables: Tables,
         cache: InodeCache,
-        totals: State | None = None,
+        packed_totals: bytes | None = None,
     ) -> None:
+        """`packed_totals`: as they are on record, where that is known."""
         super().__init__(txn, tables, cache)
-        self._packed_totals = b"" if totals is not None else self.packed_state()
-        self.totals = totals or records.decode_state(self._packed_totals)
+        self._packed_totals = packed_totals or self.packed_state()
+        self.totals = records.decode_state(self._packed_totals)
         self._changed: dict[int, Inode | None] = {}  # as stored here; None: dropped
         self.moves_directories = False  # so that paths lead elsewhere
         self.chunk_files: dict[
@@ -62,11 +63,12 @@ class Batch(View):
         cached = None if ino in self._stamped else self.cache.get(ino)
         return cached or self._read(ino)
 
-    def finish(self) -> None:
-        """Write the totals, if they changed."""
+    def finish(self) -> bytes:
+        """Write the totals, if they changed; as they are on record then."""
         packed = records.encode_state(self.totals)
         if packed != self._packed_totals:
             self.txn.put(STATE_KEY, packed, db=self.tables.state)
+        return packed
 
     def committed(self) -> None:
         """The transaction is through: the cache may know."""

@@ -33,7 +33,6 @@ from kvfs.meta.contract import (
     Recovery,
     Renamed,
     RenameMode,
-    Usage,
 )
 from kvfs.meta.lookups import Lookups
 from kvfs.meta.records import pack_ordered
@@ -281,11 +280,6 @@ class TableEngine(TierTables, ABC):
         with self._reading() as view:
             directories = range(len(view.state().allocated_bytes))
             return max((view.newest_used_ns(index) for index in directories), default=0)
-
-    def usage(self) -> Usage:
-        with self._reading() as view:
-            state = view.state()
-        return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
 
 
 def _path(view: View, parent: int, name: bytes) -> bytes:

@@ -32,7 +32,7 @@ from kvfs.config import (
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
-from kvfs.meta.contract import ROOT_INO, Inode
+from kvfs.meta.contract import ROOT_INO, Inode, Usage
 from kvfs.meta.engine import TableEngine
 from kvfs.meta.lookups import Lookups
 from kvfs.meta.records import State
@@ -129,6 +129,7 @@ class LmdbEngine(TableEngine):
         self._tables = database.tables
         self.is_new = database.is_new  # made just now
         self._cache = InodeCache()
+        self._packed_totals: bytes | None = None  # as on record; None: not known
         self._lookups = Lookups(self.usage().inodes)
 
     @classmethod
@@ -167,11 +168,19 @@ class LmdbEngine(TableEngine):
         except _DAMAGE_READ as error:
             raise _distrust(self._directory, error) from error
 
+    def usage(self) -> Usage:
+        if self._packed_totals is None:
+            with self._reading_own() as view:
+                self._packed_totals = view.packed_state()
+        state = records.decode_state(self._packed_totals)
+        return Usage(state.inodes, state.blobs, state.size_bytes, tuple(state.allocated_bytes))
+
     def _reading_own(self) -> AbstractContextManager[View]:
         return self._reading()
 
     @contextmanager
     def _writing(self) -> Iterator["lmdb.Transaction[bytes]"]:
+        self._packed_totals = None
         try:
             with self._env.begin(write=True) as txn:
                 yield txn
@@ -181,10 +190,12 @@ class LmdbEngine(TableEngine):
             raise _failure(error, self._directory) from error
 
     def _write(self, change: Callable[[Batch], _Result]) -> _Result:
+        known_totals = self._packed_totals
         with self._writing() as txn:
-            batch = Batch(txn, self._tables, self._cache)
+            batch = Batch(txn, self._tables, self._cache, known_totals)
             result = change(batch)
-            batch.finish()
+            packed_totals = batch.finish()
+        self._packed_totals = packed_totals
         batch.committed()
         self._lookups.note(batch)
         return result
@@ -272,7 +283,8 @@ def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", direct
 def _lay_out(txn: "lmdb.Transaction[bytes]", tables: Tables, root: Inode) -> None:
     """Write what a new database holds: its version and an empty root."""
     txn.put(_VERSION_KEY, LAYOUT_VERSION.to_bytes(4, "little"), db=tables.state)
-    batch = Batch(txn, tables, InodeCache(), State(next_ino=ROOT_INO + 1))
+    txn.put(STATE_KEY, records.encode_state(State(next_ino=ROOT_INO + 1)), db=tables.state)
+    batch = Batch(txn, tables, InodeCache())
     batch.store(root, None)
     txn.put(records.ROOT_DIRENT_KEY, records.encode_dirent(root), db=tables.dirent)
     batch.finish()
