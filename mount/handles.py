@@ -466,8 +466,9 @@ class OpenFiles:
 
     def _is_as_opened(self, fh: int) -> bool:
         """Whether a new open would find a reader's bytes as they were found."""
-        version = self._handles[fh].version
-        if version.content is None or version.shown is None:
+        handle = self._handles.get(fh)  # None: pyfuse3 had no memory for the answer
+        version = None if handle is None else handle.version
+        if version is None or version.content is None or version.shown is None:
             return False
         return self._node.contents.is_as_checked(version.shown, version.content.fd)
 
