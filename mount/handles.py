@@ -2,9 +2,9 @@
 
 `mount.states` says what an open means; this module does it. `mount.stages` has the bytes that
 change. Each open version has at most one stage, shared by all its writers, and is published when a
-writer closes (FLUSH, so that close() returns when every client sees the file whole) or, for pages
-that a mapping wrote after that, when the last writer is released. A file without a name is never
-published.
+writer closes (FLUSH, so that every client sees the file whole when close() returns; it may be put
+off, see `mount.settling`) or, for pages that a mapping wrote after that, when the last writer is
+released. A file without a name is never published.
 
 What must not interleave, in the one trio thread:
 
@@ -16,9 +16,6 @@ What must not interleave, in the one trio thread:
 - *Open against publication.* Opening may check a digest, which takes time. If its blob has gone for
   a newer one when that is done, the open fails with ESTALE, and the kernel looks again.
 - *Read against a change of descriptors.* `OpenBytes` closes when its last read is done.
-- *Open against a fetch.* A file that only another node has is open when its first bytes are here,
-  and is read while the rest comes. What was read of a fetch that fails is of no use: all reads of
-  that version fail from then on, and the next open gets a new one, with pages of its own.
 - *Release against open.* A release with nothing to publish awaits nothing, so that an open that
   comes after it never meets a writer that has gone.
 
@@ -39,23 +36,21 @@ from typing import cast
 import pyfuse3
 import trio
 
-from kvfs.arriving import Arriving
 from kvfs.config import SETTLED_S
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Change, Node
-from mount.content import OpenBytes
-from mount.kernel import DIRECT_WRITES_ARE_SEEN
+from mount.kernel import writes_direct
 from mount.locks import Held
 from mount.pages import CachedPages
 from mount.passthrough import BackingIds
-from mount.readers import Readers
+from mount.published import PublishedBytes
 from mount.retries import SentBack
 from mount.reuse import IS_POSSIBLE as REUSE_IS_POSSIBLE
 from mount.reuse import Answers, ReusedOpens
 from mount.settling import Settling
 from mount.stages import Stages, Version
-from mount.states import Access, Opening, State, decide_open, keeps_cache
+from mount.states import Access, Opening, State, access_of, decide_open, keeps_cache
 from mount.through import goes_through
 from mount.versions import Versions
 
@@ -82,20 +77,6 @@ class Opened:
     backing_id: int = 0  # 0: served from Python
 
 
-def access_of(flags: int) -> Access:
-    """What the flags of an open ask for."""
-    if flags & os.O_TRUNC:
-        return Access.TRUNCATE
-    return Access.READ if flags & os.O_ACCMODE == os.O_RDONLY else Access.WRITE
-
-
-def writes_direct(flags: int, *, is_root: bool) -> bool:
-    """Whether an open goes past the kernel's page cache, which spares a copy of all that is written
-    and costs who only writes nothing: such a file is neither read nor mapped. Others than root lose
-    set-user-ID bits by writing, which the kernel sees to only where it caches."""
-    return DIRECT_WRITES_ARE_SEEN and is_root and flags & os.O_ACCMODE == os.O_WRONLY
-
-
 class OpenFiles:
     """All open regular files of a mount."""
 
@@ -117,13 +98,13 @@ class OpenFiles:
         self._handles: dict[int, Handle] = {}
         self._last_fh = 0
         self._sent_back = SentBack()
-        self._readers = Readers()
+        self.published = PublishedBytes(node)
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
-        self.settling = Settling(self._settle, self._end_writer)
+        self.settling = Settling(self._settle, self._let_go)
         node.on_nameless(self.settling.forget)
         node.on_settle(self.settling.settle_all)
         self.reuse = ReusedOpens(
-            cast(Answers, pyfuse3), self._end_reader, node.touch, self._is_as_opened
+            cast(Answers, pyfuse3), self._let_go, node.touch, self._is_as_opened
         )
 
     # Opening --------------------------------------------------------------------------------------
@@ -144,7 +125,7 @@ class OpenFiles:
                 async with Held(version.lock):
                     await self._stages.truncate(version, 0)
             elif not is_writer:
-                await self._open_content(version, thread)
+                await self.published.open(version, thread)
             if version.through is not None and flags & os.O_ACCMODE == os.O_RDWR:
                 async with Held(version.lock):
                     await self._stages.through.note_mapped(version.through, version.ino)
@@ -303,45 +284,11 @@ class OpenFiles:
         self._handles[self._last_fh] = Handle(version, is_writer, is_direct)
         return self._last_fh
 
-    async def _open_content(self, version: Version, thread: int = 0) -> OpenBytes:
-        """The version's bytes, of a blob after its digest was checked. The one place that chooses
-        how reads of published bytes are served. `thread`: that opens it, if it is known."""
-        if version.content is not None:
-            return version.content
-        async with Held(version.lock):
-            if version.content is None:
-                opened = await self._open_blob(version, thread)
-                close = self._node.reclaim.close
-                if isinstance(opened, int):
-                    version.content = OpenBytes(opened, close)
-                else:
-                    version.was_arriving = True
-                    version.content = OpenBytes(opened.open(), close, opened)
-            return version.content
-
-    async def _open_blob(self, version: Version, thread: int) -> int | Arriving:
-        """A descriptor of the version's blob, or what comes to be that; ESTALE when it has gone for
-        a newer one."""
-        inode = self._node.meta.inode(version.ino)
-        if inode is None or inode.digest != version.digest:
-            raise NamespaceError(errno.ESTALE)
-        try:
-            return await self._node.begin_content(version.ino, self.reader_of(thread))
-        except NamespaceError as error:
-            now = self._node.meta.inode(version.ino)
-            if now is not None and now.nlink and now.digest == version.digest:
-                raise  # no node of the cluster has its bytes
-            raise NamespaceError(errno.ESTALE) from error
-
-    def reader_of(self, thread: int) -> int | None:
-        """A number for who reads, if it is known and somebody asks for it."""
-        return self._readers.process_of(thread) if self._node.hears_uses else None
-
     # Bytes ----------------------------------------------------------------------------------------
     async def read(self, fh: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """Bytes of a handle's version, fewer than asked for only at its end."""
         version = self._handles[fh].version
-        content = version.content or await self._open_content(version)
+        content = version.content or await self.published.open(version)
         try:
             return await content.read(offset, size_bytes)
         except Unavailable:
@@ -428,7 +375,6 @@ class OpenFiles:
         is_last = handle.is_writer and version.writers == 1
         if is_last and version.through is not None and self.settling.hold(version.ino, fh):
             return
-        del self._handles[fh]
         try:
             if handle.is_writer and version.writers == 1 and version.has_news:
                 async with Held(version.lock):
@@ -437,8 +383,7 @@ class OpenFiles:
             # Nobody waits for this request's answer; the flush before it has told whoever closed.
             log.error("inode %d cannot be published: %s", version.ino, error)
         finally:
-            self.backing.leave(version.number)
-            self._leave(version, handle.is_writer)
+            self._let_go(fh)
 
     async def settle(self, number: int) -> None:
         """Have a file published that was closed and is not yet; then it is as all others. Raises
@@ -453,16 +398,11 @@ class OpenFiles:
         async with Held(version.lock):
             await self._publish(version)
 
-    def _end_writer(self, fh: int) -> None:
-        version = self._handles.pop(fh).version
-        self.backing.leave(version.number)
-        self._leave(version, is_writer=True)
-
-    def _end_reader(self, fh: int) -> None:
-        """As `release`, of who only read, which awaits nothing."""
-        version = self._handles.pop(fh).version
-        self.backing.leave(version.number)
-        self._leave(version, is_writer=False)
+    def _let_go(self, fh: int) -> None:
+        """Nobody has a handle any more."""
+        handle = self._handles.pop(fh)
+        self.backing.leave(handle.version.number)
+        self._leave(handle.version, handle.is_writer)
 
     def _is_as_opened(self, fh: int) -> bool:
         """Whether a new open would find a reader's bytes as they were found."""

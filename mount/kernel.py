@@ -12,3 +12,10 @@ def kernel_version(release: str | None = None) -> tuple[int, int]:
 
 # A write that goes past the page cache drops the pages of it that other opens have there.
 DIRECT_WRITES_ARE_SEEN = kernel_version() >= (6, 6)
+
+
+def writes_direct(flags: int, *, is_root: bool) -> bool:
+    """Whether an open goes past the kernel's page cache, which spares a copy of all that is written
+    and costs who only writes nothing: such a file is neither read nor mapped. Others than root lose
+    set-user-ID bits by writing, which the kernel sees to only where it caches."""
+    return DIRECT_WRITES_ARE_SEEN and is_root and flags & os.O_ACCMODE == os.O_WRONLY

@@ -81,7 +81,7 @@ class Links:
         target = self._target(inode.digest)
         if not target:
             raise NamespaceError(errno.ESTALE)
-        self._node.touch([inode.ino], self._files.reader_of(thread))
+        self._node.touch([inode.ino], self._files.published.reader_of(thread))
         return target
 
     def _check_same(self, inode: Inode) -> None:

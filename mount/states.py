@@ -41,6 +41,7 @@ wins.
 """
 
 import enum
+import os
 
 
 class State(enum.Enum):
@@ -70,6 +71,13 @@ class Opening(enum.Enum):
     JOIN = enum.auto()
     MOVE = enum.auto()
     STALE = enum.auto()
+
+
+def access_of(flags: int) -> Access:
+    """What the flags of an open ask for."""
+    if flags & os.O_TRUNC:
+        return Access.TRUNCATE
+    return Access.READ if flags & os.O_ACCMODE == os.O_RDONLY else Access.WRITE
 
 
 _TABLE = {
