@@ -10,6 +10,8 @@ from kvfs.meta.contract import Blob
 from tests.files import store_bytes
 from tests.processes import wait_until
 
+STORE = 'max_bytes = "24MiB"\n'  # a configuration's
+
 
 def tier(name: str, path: Path, kind: str = "shared", more: str = "") -> str:
     """The table of a tier that is a directory."""

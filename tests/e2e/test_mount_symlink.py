@@ -13,15 +13,12 @@ import pytest
 from kvfs.client import Client
 from tests.commands import kvfs
 from tests.conftest import StartMount
+from tests.e2e.calls import fails_with
 from tests.files import store_at
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
 CONFIG = "[mount]\nsymlink = true\n"
-
-
-def fails_with(code: int) -> "pytest.RaisesExc[OSError]":
-    return pytest.raises(OSError, check=lambda error: error.errno == code)
 
 
 @pytest.fixture

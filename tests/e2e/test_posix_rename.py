@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.e2e.calls import rename_with
 from tests.e2e.posix_ground import (
     KINDS,
     OK,
@@ -22,12 +23,6 @@ NO_REPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 _AT_SYMLINK_FOLLOW = 0x400
 DIRECTORIES = ("dir", "full")
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def rename_with(old: str, new: str, flags: int) -> None:
-    """renameat2(2)."""
-    if _libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
-        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 def link_open(fd: int, new: str) -> None:

@@ -4,7 +4,6 @@ Each seed is one sequence of calls on names, by root and by two other users; eve
 at once, and the whole tree (kinds, modes, owners, links, sizes, targets, bytes) from time to time.
 """
 
-import ctypes
 import os
 import random
 import stat
@@ -14,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.calls import rename_with
 from tests.e2e.posix_ground import OTHER, USER, name_of, needs_root
 from tests.mounts import MountProcess
 
 OPERATIONS = 1500
 NAMES = ("a", "b", "c", "d")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -68,7 +67,9 @@ class Chance:
             f"append {one} {len(data)}": lambda at: append(f"{at}/{one}", data),
             f"truncate {one} {size}": lambda at: os.truncate(f"{at}/{one}", size),
             f"link {one} {two}": lambda at: os.link(f"{at}/{one}", f"{at}/{two}"),
-            f"rename {one} {two} {flags}": lambda at: rename(f"{at}/{one}", f"{at}/{two}", flags),
+            f"rename {one} {two} {flags}": lambda at: rename_with(
+                f"{at}/{one}", f"{at}/{two}", flags
+            ),
             f"unlink {one}": lambda at: os.unlink(f"{at}/{one}"),
             f"rmdir {one}": lambda at: os.rmdir(f"{at}/{one}"),
             f"chmod {one} {mode:o}": lambda at: os.chmod(f"{at}/{one}", mode),
@@ -95,11 +96,6 @@ def append(path: str, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-def rename(old: str, new: str, flags: int) -> None:
-    if _libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
-        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 def answer(call: Callable[[str], object], at: Path, user: int) -> str:

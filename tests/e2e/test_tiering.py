@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,13 @@ from kvfs.digest import digest_of
 from kvfs.shell.doctor.finding import Level
 from kvfs.shell.doctor.tiers import check_tiers
 from kvfs.shell.tiers import tier_lines
-from scripts.redis_rig import redis_server
 from scripts.s3_rig import BUCKET, CREDENTIALS, S3Server
 from tests.conftest import StartMount, StartNode
 from tests.files import load_bytes
 from tests.own_node import chunk_file
 from tests.processes import wait_until
 from tests.tier_nodes import (
+    STORE,
     blobs_of,
     data_of,
     files_in,
@@ -32,8 +31,6 @@ from tests.tier_nodes import (
     tiering_of,
     wait_copied,
 )
-
-STORE = 'max_bytes = "24MiB"\n'
 
 
 @pytest.fixture
@@ -145,82 +142,6 @@ def test_rules_say_what_is_copied(start_node: StartNode, tmp_path: Path) -> None
         ]  # fmt: skip
 
 
-def test_a_last_copy_leaves_a_small_tier_for_one_that_has_room(
-    start_node: StartNode, tmp_path: Path
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="kvfs-test-") as memory:
-        small = tier("small", Path(memory) / "t", "memory", 'max_bytes = "6MiB"\n')
-        config = STORE + small + tier("disk", tmp_path / "tier", "nvme")
-        once = '[[tier_copies]]\nprefix = "one/"\ncopies = 1\n'
-        node = start_node(config=config + once)
-        paths = [b"%s/%d" % (place, n) for n in range(30) for place in (b"one", b"all")]
-        with Client(node.store) as client:
-            store_files(client, {path: data_of(n) for n, path in enumerate(paths)})
-            wait_copied(client)
-            assert client.lookup(paths) == [MIB] * 60
-            assert len(files_in(Path(memory) / "t")) <= 6
-            for n, path in enumerate(paths):
-                assert load_bytes(client, path) == data_of(n)
-        assert node.stop() == 0
-
-
-def test_a_full_tier_gives_its_coldest_files_up_and_their_names_go(
-    start_node: StartNode, tmp_path: Path
-) -> None:
-    config = STORE + tier("disk", tmp_path / "tier", "nvme", 'max_bytes = "16MiB"\n')
-    node = start_node(config=config, allow="its last copy: the names of such go")
-    with Client(node.store) as client:
-        for n in range(80):
-            store_files(client, {b"f%d" % n: data_of(n)})
-        wait_copied(client)
-        assert len(files_in(tmp_path / "tier")) <= 16
-        assert tiering_of(client)["tiers"][0]["size_bytes"] <= 16 * MIB  # type: ignore[index]
-        there = [n for n in range(80) if client.stat(b"f%d" % n) is not None]
-        assert 24 < len(there) <= 40  # what store and tier have room for
-        few = 4  # copied at a time, in any order
-        assert there[few:] == list(range(there[few], 80)), "the newest stay"
-        found = {n: load_bytes(client, b"f%d" % n) for n in there}
-        gone = [n for n in there if found[n] is None]  # meanwhile: what is read takes room
-        assert len(gone) <= few and set(gone) <= set(there[: 2 * few])
-        assert all(found[n] == data_of(n) for n in there if n not in gone)
-
-
-def test_what_leaves_a_small_tier_last_goes_to_one_with_room(
-    start_node: StartNode, tmp_path: Path
-) -> None:
-    small = tier("small", tmp_path / "small", "nvme", 'max_bytes = "2MiB"\n')
-    node = start_node(config=STORE + small + tier("large", tmp_path / "large", "nvme"))
-    with Client(node.store) as client:
-        for n in range(80):  # faster than they are copied
-            store_files(client, {b"f%d" % n: data_of(n)})
-        assert all(client.stat(b"f%d" % n) is not None for n in range(80))
-        assert len(files_in(tmp_path / "small")) <= 2
-        for n in range(80):
-            assert load_bytes(client, b"f%d" % n) == data_of(n)
-        assert all(client.stat(b"f%d" % n) is not None for n in range(80))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True, timeout=30)
-    try:
-        node = start_node(config=tier("disk", disk / "tier", "nvme"))
-        with Client(node.store) as client:
-            for n in range(40):
-                store_files(client, {b"f%d" % n: data_of(n)})
-            wait_copied(client)
-            tiering = tiering_of(client)
-            assert tiering["behind"]["copied_files"] == 40
-            assert tiering["evicted"]["blobs"] == 40 - len(files_in(disk / "tier"))
-            # At a time four copies find the disk full, and each makes room for itself.
-            assert 15 - 2 * 4 <= len(files_in(disk / "tier")) <= 15
-        assert node.stop() == 0
-    finally:
-        subprocess.run(["umount", "-l", disk], check=False, timeout=30)
-
-
 def test_bytes_that_vanished_or_are_wrong_everywhere_are_a_clean_miss(
     start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -292,70 +213,6 @@ def test_a_tier_that_cannot_be_opened_stops_nothing_and_joins_in_later(
         (tmp_path / "tier").unlink()
         wait_until(lambda: bool(tiering_of(client)["tiers"][0]["is_open"]))  # type: ignore[index]
         wait_until(lambda: files_in(tmp_path / "tier") == names_of([1]))
-
-
-def test_nodes_of_a_cluster_share_what_only_a_tier_has(
-    start_node: StartNode, tmp_path: Path
-) -> None:
-    with redis_server(tmp_path / "redis") as server:
-        cluster = f'[cluster]\nmetadata = "{server.url}"\n'
-        config = STORE + tier("scratch", tmp_path / "tier") + cluster
-        a, b = (start_node(tmp_path / name, config=config) for name in "ab")
-        with Client(a.store) as one, Client(b.store) as two:
-            store_files(one, {b"f%d" % n: data_of(n) for n in range(3)})
-            wait_copied(one)
-            assert one.evict_copies([b"f0", b"f1"]) == (2, 2)
-            assert one.blobs([digest_of(data_of(0))]) == [None]
-            assert [load_bytes(two, b"f%d" % n) for n in range(2)] == [data_of(0), data_of(1)]
-            assert load_bytes(one, b"f0") == data_of(0)
-            assert tiering_of(one)["reading"]["brought_files"] == 1  # tiers before peers
-            assert two.evict_copies([b"f0", b"f1"]) == (2, 2)
-            for n in range(3, 50):  # f2 leaves a, which has it last but for the tier
-                store_files(one, {b"f%d" % n: data_of(n)})
-            expected = [data_of(n) for n in range(50)]
-            assert [load_bytes(two, b"f%d" % n) for n in range(50)] == expected
-        for node in (a, b):  # while there is a server
-            assert node.stop() == 0
-
-
-def test_a_mount_in_a_cluster_reads_what_only_a_tier_has(
-    start_node: StartNode, start_mount: StartMount, tmp_path: Path
-) -> None:
-    with redis_server(tmp_path / "redis") as server:
-        config = STORE + tier("scratch", tmp_path / "tier")
-        config += f'[cluster]\nmetadata = "{server.url}"\n'
-        other = start_mount(tmp_path / "b", config=config)  # has looked through an empty tier
-        node = start_node(tmp_path / "a", config=config)
-        with Client(node.store) as client:
-            store_files(client, {b"f": data_of(1)})
-            wait_copied(client)
-            assert client.evict_copies([b"f"]) == (1, 1)
-        file = other.mountpoint / "f"
-        wait_until(file.exists)
-        assert file.read_bytes() == data_of(1)
-        assert node.stop() == 0
-        assert other.stop() == 0
-
-
-def test_a_store_that_joins_a_cluster_brings_in_what_only_its_tiers_have(
-    start_node: StartNode, tmp_path: Path
-) -> None:
-    tiers = tier("scratch", tmp_path / "tier")
-    node = start_node(config=STORE + tier("other", tmp_path / "other") + tiers)
-    with Client(node.store) as client:
-        store_files(client, {b"d/f%d" % n: data_of(n) for n in range(4)})
-        wait_copied(client)
-        assert client.evict_copies([b"d/f0", b"d/f1"]) == (2, 2)
-    assert node.stop() == 0
-    with redis_server(tmp_path / "redis") as server:
-        cluster = f'[cluster]\nmetadata = "{server.url}"\n'
-        node = start_node(config=STORE + tiers + cluster)  # its tier has another number now
-        with Client(node.store) as client:
-            paths = [b"d/f%d" % n for n in range(4)]
-            wait_until(lambda: client.lookup(paths) == [MIB] * 4)
-            assert [load_bytes(client, path) for path in paths] == [data_of(n) for n in range(4)]
-            assert client.tiers_of([digest_of(data_of(n)) for n in (0, 3)]) == [["scratch"]] * 2
-        assert node.stop() == 0
 
 
 @pytest.mark.parametrize("is_wiped", [True, False])
