@@ -1,25 +1,15 @@
-"""What every metadata engine must do for tiers; `MetaSuite` is a base beside it."""
+"""What every metadata engine must do for tiers."""
 
 import stat
 from collections.abc import Callable
 
-import pytest
-
 from kvfs.meta.contract import AWAY, ROOT_INO, MetaEngine
 from kvfs.meta.tier_contract import Holding, HoldingChange, TierLoad
-from tests.contract.meta_suite import T0, chunk, digest, publication
+from tests.contract.meta_words import T0, OfEngine, chunk, digest, publication
 
 
-class MetaTiersSuite:
-    """Subclasses give `reopen`, as those of `MetaSuite`."""
-
-    @pytest.fixture
-    def reopen(self) -> Callable[[], MetaEngine]:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def meta(self, reopen: Callable[[], MetaEngine]) -> MetaEngine:
-        return reopen()
+class MetaTiersSuite(OfEngine):
+    """A base beside `MetaSuite`, for engines of nodes that have tiers."""
 
     def test_numbers_stay_whatever_the_order(self, reopen: Callable[[], MetaEngine]) -> None:
         meta = reopen()

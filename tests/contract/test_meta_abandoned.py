@@ -12,7 +12,7 @@ from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
 from kvfs.meta.shared import Page, SharedTable
 from scripts.redis_rig import RedisServer
-from tests.contract.meta_suite import FILE, T0, digest, publication
+from tests.contract.meta_words import FILE, T0, digest, publication
 from tests.processes import wait_until
 
 SHORT_S = 0.05

@@ -12,7 +12,7 @@ import pytest
 from kvfs.meta.members import Member, Members
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer
-from tests.contract.meta_suite import T0, digest, publication
+from tests.contract.meta_words import T0, digest, publication
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from kvfs.meta import records
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.meta.records import State
-from tests.contract.meta_suite import T0, digest, publication
+from tests.contract.meta_words import T0, digest, publication
 
 
 @pytest.fixture

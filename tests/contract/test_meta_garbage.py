@@ -14,7 +14,7 @@ from kvfs.errors import KvfsError, NamespaceError
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer
-from tests.contract.meta_suite import FILE, T0, chunk, digest, publication
+from tests.contract.meta_words import FILE, T0, chunk, digest, publication
 from tests.processes import wait_until
 
 STEPS = 120

@@ -12,8 +12,9 @@ import pytest
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.lmdb import LmdbEngine
-from tests.contract.meta_suite import FILE, T0, MetaSuite, publication
+from tests.contract.meta_suite import MetaSuite
 from tests.contract.meta_tiers import MetaTiersSuite
+from tests.contract.meta_words import FILE, T0, publication
 
 
 class TestLmdb(MetaSuite, MetaTiersSuite):

@@ -16,7 +16,8 @@ from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_groups import Sharded, sharded_servers, watched_servers
 from scripts.redis_rig import USER_RIGHTS, RedisServer, find_program, free_port, redis_server
-from tests.contract.meta_suite import FILE, T0, MetaSuite, publication
+from tests.contract.meta_suite import MetaSuite
+from tests.contract.meta_words import FILE, T0, publication
 from tests.processes import wait_until
 
 PROGRAMS = [

@@ -18,8 +18,9 @@ from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.members import Member
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer, free_port
-from tests.contract.meta_suite import FILE, T0, MetaSuite, chunk, digest, publication, refused
+from tests.contract.meta_suite import MetaSuite
 from tests.contract.meta_tiers import MetaTiersSuite
+from tests.contract.meta_words import FILE, T0, chunk, digest, publication, refused
 from tests.processes import wait_until
 
 

@@ -12,7 +12,7 @@ from kvfs.meta.cluster import ClusterView
 from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer
-from tests.contract.meta_suite import FILE, T0, digest, publication
+from tests.contract.meta_words import FILE, T0, digest, publication
 
 NODES = 3
 STEPS = 150

@@ -13,7 +13,7 @@ from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.primary import Unwilling
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer, free_port, redis_server
-from tests.contract.meta_suite import FILE, T0, publication
+from tests.contract.meta_words import FILE, T0, publication
 
 
 @pytest.fixture

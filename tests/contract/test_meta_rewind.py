@@ -13,7 +13,7 @@ from kvfs.meta.contract import ROOT_INO
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_groups import watched_servers
 from scripts.redis_rig import RedisServer, redis_server
-from tests.contract.meta_suite import FILE, T0, chunk, digest, publication
+from tests.contract.meta_words import FILE, T0, chunk, digest, publication
 from tests.processes import wait_until
 
 

@@ -9,14 +9,7 @@ from scripts.redis_rig import redis_server
 from tests.conftest import StartMount, StartNode
 from tests.files import load_bytes
 from tests.processes import wait_until
-from tests.tier_nodes import (
-    STORE,
-    data_of,
-    store_files,
-    tier,
-    tiering_of,
-    wait_copied,
-)
+from tests.tier_nodes import STORE, data_of, store_files, tier, tiering_of, wait_copied
 
 
 def test_nodes_of_a_cluster_share_what_only_a_tier_has(

@@ -11,15 +11,7 @@ from kvfs.client import Client
 from kvfs.config import MIB
 from tests.conftest import StartNode
 from tests.files import load_bytes
-from tests.tier_nodes import (
-    STORE,
-    data_of,
-    files_in,
-    store_files,
-    tier,
-    tiering_of,
-    wait_copied,
-)
+from tests.tier_nodes import STORE, data_of, files_in, store_files, tier, tiering_of, wait_copied
 
 
 def test_a_last_copy_leaves_a_small_tier_for_one_that_has_room(
