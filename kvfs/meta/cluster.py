@@ -5,120 +5,24 @@ answers from either. What differs is what a node knows of files whose bytes lie 
 blob of theirs, and no place for them in its order of use, which is its own (`stamp`).
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-import msgpack
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvfs.errors import Corrupt
 from kvfs.meta import records
 from kvfs.meta.batch import Batch, is_loose
-from kvfs.meta.contract import AWAY, DIGEST_BYTES, Blob, Candidate, Inode, Publication
+from kvfs.meta.cluster_transaction import ClusterTransaction
+from kvfs.meta.contract import AWAY, Blob, Candidate, Inode, Publication
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.records import ChunkRecord, pack_native, pack_ordered
-from kvfs.meta.shared import KEPT_IF_THERE, Record, SharedTable, SharedTransaction, is_key
+from kvfs.meta.shared import Record, SharedTable
+from kvfs.meta.told import Move
 from kvfs.meta.unreadable import UNREADABLE
 from kvfs.meta.view import InodeCache, Tables, View
 
 if TYPE_CHECKING:
-    import lmdb
     from lmdb import _Database
-
-
-class ClusterTransaction:
-    """What `View` and `Batch` use of a transaction of LMDB, over both kinds of tables."""
-
-    def __init__(
-        self, local: "lmdb.Transaction[bytes]", shared: SharedTransaction, tables: Tables
-    ) -> None:
-        self.shared = shared
-        self._local = local
-        self._dirent = tables.dirent
-        self._shared_tables = {
-            tables.inode: SharedTable.INODE,
-            tables.chunk: SharedTable.CHUNK,
-            tables.dirent: SharedTable.DIRENT,
-            tables.name: SharedTable.NAME,
-            tables.holder: SharedTable.HOLDER,
-            tables.child: SharedTable.CHILD,
-        }
-
-    def get(
-        self, key: bytes, default: bytes | None = None, db: "_Database | None" = None
-    ) -> bytes | None:
-        table = self._shared_tables.get(db or self._dirent)
-        if table is None:
-            return self._local.get(key, default, db=db)
-        value = self.shared.get(Record(table, key))
-        return default if value is None else value
-
-    def put(self, key: bytes, value: bytes, db: "_Database") -> None:
-        table = self._shared_tables.get(db)
-        if table is None:
-            self._local.put(key, value, db=db)
-        else:
-            self.shared.write(Record(table, key), value)
-
-    def delete(self, key: bytes, db: "_Database") -> bool:
-        """Whether it was there, of a table of this node; always true of a shared one."""
-        table = self._shared_tables.get(db)
-        if table is None:
-            return self._local.delete(key, db=db)
-        self.shared.write(Record(table, key), None)
-        return True
-
-    def pop(self, key: bytes, db: "_Database") -> bytes | None:
-        value = self.get(key, db=db)
-        if value is not None:
-            self.delete(key, db)
-        return value
-
-    def cursor(self, db: "_Database") -> "lmdb.Cursor[bytes] | _GroupCursor":
-        table = self._shared_tables.get(db)
-        return self._local.cursor(db) if table is None else _GroupCursor(self.shared, table)
-
-    def read_ahead(self, db: "_Database", keys: Sequence[bytes]) -> None:
-        """Have many values of a shared table in one round trip."""
-        table = self._shared_tables[db]
-        self.shared.read_ahead([Record(table, key) for key in keys])
-
-
-class _GroupCursor:
-    """A walk within one group: it ends where that ends."""
-
-    def __init__(self, shared: SharedTransaction, table: SharedTable) -> None:
-        self._shared = shared
-        self._table = table
-        self._members: Iterator[bytes] = iter(())
-        self._group = self._member = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return
-
-    def set_range(self, start: bytes) -> bool:
-        self._group, member = Record(self._table, start).split()
-        self._members = self._shared.members(self._table, self._group, member)
-        return self.next()
-
-    def next(self) -> bool:
-        member = next(self._members, None)
-        if member is None:
-            return False
-        self._member = member
-        return True
-
-    def key(self) -> bytes:
-        return self._group + self._member
 
 
 class ClusterView(View):
@@ -175,18 +79,6 @@ class ClusterView(View):
         """Whether one of those nodes has the bytes. Sees no more of the others than it must, so
         that nodes which come to hold them, or cease to, do not get into each other's way."""
         return any(n in nodes for n in self.txn.shared.members(SharedTable.COPY, digest, b""))
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What a transaction did to a file, as far as nodes care that have its bytes, old or new."""
-
-    ino: int
-    old: bytes  # digest
-    new: bytes
-    is_named: bool
-    is_pinned: bool
-    used_ns: int
 
 
 class ClusterBatch(ClusterView, Batch):
@@ -457,93 +349,3 @@ class ClusterBatch(ClusterView, Batch):
 def loose_record(node_id: bytes, ino: int) -> Record:
     """Where it is said that a node has not finished a file."""
     return Record(SharedTable.LOOSE, node_id + records.pack_ordered(ino))
-
-
-_BY_LETTER = {table.value: table for table in SharedTable}
-
-
-def encode_news(batch: ClusterBatch) -> bytes:
-    """What other nodes must hear of a transaction: which records they may have kept. Of files that
-    it made they have no inode and no names under their numbers, not even that they are missing.
-    Entries of published files come with it, since a name that is new here is soon asked for there.
-    """
-    shared = batch.txn.shared
-    packed = msgpack.packb(
-        [
-            [
-                [record.table.value, record.key, value]
-                if record.table is SharedTable.DIRENT and _is_of_published(value)
-                else [record.table.value, record.key]
-                for record, value in shared.commit.writes.items()
-                if record.table is not SharedTable.LOOSE
-                and (record.table not in KEPT_IF_THERE or not shared.is_new(record))
-            ],
-            [[m.ino, m.old, m.new, m.is_named, m.is_pinned, m.used_ns] for m in batch.moves],
-            batch.moves_directories,
-        ]
-    )
-    assert isinstance(packed, bytes)
-    return packed
-
-
-def concerns(local: View, move: Move) -> bool:
-    """Whether this node's own tables may have to say something else after a move: it has the bytes,
-    old or new, or knew the file."""
-    get, tables = local.txn.get, local.tables
-    return (
-        any(get(digest, db=tables.blob) for digest in (move.old, move.new) if digest)
-        or get(pack_native(move.ino), db=tables.stamp) is not None
-        or get(records.pack_ordered(move.ino), db=tables.loose) is not None
-    )
-
-
-def _is_of_published(dirent: bytes | None) -> bool:
-    return dirent is not None and records.dirent_size_field(dirent) > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What another node did."""
-
-    records: tuple[Record, ...]
-    moves: tuple[Move, ...]
-    moves_directories: bool
-    # All directory entries among the records, by their keys: what they are now, where it is said.
-    dirents: tuple[tuple[bytes, bytes | None], ...] = ()
-
-
-def decode_news(raw: bytes) -> Heard:
-    """What `encode_news` said. Raises `ValueError` and the like for anything else."""
-    written, moves, moves_directories = msgpack.unpackb(raw)
-    heard = Heard(
-        tuple(Record(_BY_LETTER[letter], key) for letter, key, *_ in written),
-        tuple(Move(*fields) for fields in moves),
-        moves_directories,
-        tuple(
-            (key, value[0] if value else None)
-            for letter, key, *value in written
-            if letter == SharedTable.DIRENT.value
-        ),
-    )
-    if (
-        not all(map(_is_record, heard.records))
-        or not all(map(_is_move, heard.moves))
-        or not all(value is None or _is_dirent(value) for _, value in heard.dirents)
-    ):
-        raise ValueError("not what a node says")
-    return heard
-
-
-def _is_record(record: Record) -> bool:
-    return isinstance(record.key, bytes) and is_key(record.table, record.key)
-
-
-def _is_dirent(value: object) -> bool:
-    return isinstance(value, bytes) and records.is_dirent(value)
-
-
-def _is_move(move: Move) -> bool:
-    digests = move.old, move.new
-    return all(
-        isinstance(number, int) and 0 <= number < 2**63 for number in (move.ino, move.used_ns)
-    ) and all(isinstance(one, bytes) and len(one) in (0, DIGEST_BYTES) for one in digests)

@@ -15,14 +15,8 @@ from kvfs.config import CLUSTER_CATCH_UP_ENTRIES, CLUSTER_NEWS_ENTRIES, RECHECK_
 from kvfs.errors import Unavailable
 from kvfs.meta import records
 from kvfs.meta.batch import Batch
-from kvfs.meta.cluster import (
-    ClusterBatch,
-    ClusterTransaction,
-    ClusterView,
-    Heard,
-    concerns,
-    decode_news,
-)
+from kvfs.meta.cluster import ClusterBatch, ClusterView
+from kvfs.meta.cluster_transaction import ClusterTransaction
 from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.meta.journal import Deed, Journal, Point, Redo, Standing
 from kvfs.meta.lmdb import Database
@@ -40,6 +34,7 @@ from kvfs.meta.refill import (
 from kvfs.meta.server import Done, MetaServer
 from kvfs.meta.shared import Commit, SharedTable, SharedTransaction, copies_page, holders_page
 from kvfs.meta.shared_engine import SharedEngine, of_cluster
+from kvfs.meta.told import Heard, concerns, decode_news
 from kvfs.meta.view import InodeCache
 from kvfs.meta.ways import Ways, find_ways
 

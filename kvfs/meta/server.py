@@ -20,12 +20,12 @@ import redis
 from kvfs.config import (
     CLUSTER_CHANGES_KEPT,
     CLUSTER_DEADLINE_S,
-    CLUSTER_FEED_ENTRIES,
     CLUSTER_LISTEN_S,
     CLUSTER_STRANGE_S,
 )
 from kvfs.errors import Unavailable
 from kvfs.meta.bulk import DirentsQuestion
+from kvfs.meta.commit_words import keys_of, order_of, pack_commit
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.meta.exchange import exchange
 from kvfs.meta.journal import Point, Standing
@@ -37,8 +37,6 @@ from kvfs.meta.shared import NODE_ID_BYTES, Commit, Page, Record, SharedTable
 from kvfs.meta.silence import Silence
 from kvfs.meta.url import Form
 
-ENTRY_ORDER = "e"  # letter of the names of a directory in order; their values are in a hash
-_HAS_VALUES = {SharedTable.DIRENT: ENTRY_ORDER}
 _SCRIPTS = ("begin", "commit", "members", "sweep", "history", "gone")
 _UNSOUND = "the metadata server does not keep its counters: see who else writes to its keys"
 _ROOT_GROUP = bytes(8)
@@ -174,8 +172,7 @@ class MetaServer:
 
         def ask(pipe: "redis.client.Pipeline") -> None:
             for page in wanted:
-                letter = _HAS_VALUES.get(page.table, page.table.value)
-                key = self._key(letter.encode() + page.group)
+                key = self._key(order_of(page.table).encode() + page.group)
                 pipe.zrangebylex(key, b"[" + page.start, "+", 0, page.limit)
 
         return [tuple(found or ()) for found in self._read(ask)]
@@ -316,32 +313,16 @@ class MetaServer:
         self._silence.check()
         self._serial += 1
         commit.was_sent = news is not None
-        values, pages = list(commit.values.items()), list(commit.pages.items())
-        packed = msgpack.packb(
-            {
-                "epoch": self.epoch,
-                "node": self._node_id,
-                "serial": f"{self._run}-{self._serial}",
-                "values": [[*_place(r), False if v is None else v] for r, v in values],
-                "pages": [
-                    [
-                        _HAS_VALUES.get(page.table, page.table.value),
-                        page.group,
-                        page.start,
-                        page.limit,
-                        members,
-                    ]
-                    for page, members in pages
-                ],
-                "writes": [_write(record, value) for record, value in commit.writes.items()],
-                "inodes": inodes,
-                "news": False if news is None else news,
-                "kept": CLUSTER_FEED_ENTRIES,
-            },
-            use_bin_type=False,  # which the server's msgpack does not know
+        packed = pack_commit(
+            commit,
+            epoch=self.epoch,
+            node_id=self._node_id,
+            serial=f"{self._run}-{self._serial}",
+            news=news,
+            inodes=inodes,
         )
         question = self._script_question(
-            "commit", [self.prefix, packed], _keys_of(commit, self._node_id)
+            "commit", [self.prefix, packed], keys_of(commit, self._node_id)
         )
         state, number, count, *mark = self._ask(question, tries=2)
         if state == b"unsound":
@@ -354,7 +335,7 @@ class MetaServer:
             return Done(Point(number, mark[0]), count)
         if state == b"epoch":
             return Conflict(None)
-        return Conflict(values[number][0] if state == b"value" else pages[number][0])
+        return Conflict(list(commit.values if state == b"value" else commit.pages)[number])
 
     def _key(self, name: bytes) -> bytes:
         return self.prefix + name
@@ -417,30 +398,3 @@ def _without_strange(answers: list[Any]) -> list[Any]:
 
 def _is_strange(error: Exception) -> bool:
     return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
-
-
-def _keys_of(commit: Commit, node_id: bytes) -> list[bytes]:
-    """All keys that `commit.lua` touches."""
-    keys = {b"last", b"seq", b"inodes", b"feed", b"mark", b"g" + node_id}
-    for record in (*commit.values, *commit.writes):
-        group = record.split()[0] if record.is_grouped else record.key
-        keys.add(record.table.value.encode() + group)
-        if record.table in _HAS_VALUES:
-            keys.add(_HAS_VALUES[record.table].encode() + group)
-    for page in commit.pages:
-        keys.add(_HAS_VALUES.get(page.table, page.table.value).encode() + page.group)
-    return sorted(keys)
-
-
-def _place(record: Record) -> tuple[str, bytes, bytes | bool]:
-    if record.is_grouped:
-        return (record.table.value, *record.split())
-    return record.table.value, record.key, False
-
-
-def _write(record: Record, value: bytes | None) -> list[object]:
-    order = _HAS_VALUES.get(record.table, False)
-    stored: object = False if value is None else value
-    if value is not None and record.is_grouped and not order:
-        stored = True
-    return [*_place(record), stored, order]

@@ -19,7 +19,8 @@ from kvfs.config import CLUSTER_CONFLICTS_MAX, RECHECK_STEP
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
 from kvfs.meta import content, records
 from kvfs.meta.batch import Batch
-from kvfs.meta.cluster import ClusterBatch, ClusterTransaction, ClusterView, encode_news
+from kvfs.meta.cluster import ClusterBatch, ClusterView
+from kvfs.meta.cluster_transaction import ClusterTransaction
 from kvfs.meta.journal import Deed, Point
 from kvfs.meta.known import Known
 from kvfs.meta.lmdb import Database, LmdbEngine
@@ -27,6 +28,7 @@ from kvfs.meta.mirror import Mirror
 from kvfs.meta.numbers import Numbers
 from kvfs.meta.server import Conflict, Done, Emptied, MetaServer
 from kvfs.meta.shared import Commit, Page, Record, SharedTable, SharedTransaction
+from kvfs.meta.told import encode_news
 from kvfs.meta.unsettled import Unsettled, copies_of
 from kvfs.meta.view import View
 
@@ -121,7 +123,10 @@ class SharedEngine(LmdbEngine, ABC):
                 if isinstance(error, NamespaceError):
                     raise
                 raise _contradiction(error) from error
-            deed = self._settle(batch, encode_news(batch) if shared.commit.writes else None)
+            news = None
+            if shared.commit.writes:
+                news = encode_news(shared, batch.moves, moves_directories=batch.moves_directories)
+            deed = self._settle(batch, news)
             batch.finish()
             Mirror(txn, self._tables).learn(shared.commit)
         return result, batch, deed

@@ -234,7 +234,7 @@ def test_a_doomed_blob_goes_though_its_bytes_get_a_name_elsewhere(cluster: Clust
 def test_a_node_that_missed_the_feed_forgets_what_it_knew(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.meta.server.CLUSTER_FEED_ENTRIES", 4)
+    monkeypatch.setattr("kvfs.meta.commit_words.CLUSTER_FEED_ENTRIES", 4)
     a, b = cluster.join(), cluster.join()
     assert b.sizes([b"f0", b"f199"]) == [None, None]
     for n in range(200):  # the feed is cut in steps of about a hundred

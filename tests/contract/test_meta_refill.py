@@ -69,7 +69,7 @@ def test_a_wiped_server_is_filled_again_by_who_has_the_bytes(
 def test_a_node_that_was_away_gives_up_what_has_no_name_any_more(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.meta.server.CLUSTER_FEED_ENTRIES", 4)
+    monkeypatch.setattr("kvfs.meta.commit_words.CLUSTER_FEED_ENTRIES", 4)
     a, b = cluster.join(), cluster.join()
     [gone, _] = a.publish([publication(1, b"f"), publication(2, b"kept")], T0)
     b.catch_up()
