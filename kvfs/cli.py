@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvfs.shell.locate import Mounted, Place
-    from kvfs.shell.views import Session
+    from kvfs.shell.session import Session
 
 FOUND_PROBLEM = 1
 COULD_NOT_RUN = 2
@@ -106,7 +106,7 @@ def _with_session(command: "Callable[[Session, Arguments], int]") -> Run:
         from kvfs.home import STORE_MARK, has_lost_mark, is_store
         from kvfs.shell.locate import locate
         from kvfs.shell.progress import choose_progress
-        from kvfs.shell.views import Session
+        from kvfs.shell.session import Session
 
         paths = getattr(arguments, "paths", [])
         place = locate(arguments.store, paths, _find_mounts)
@@ -145,9 +145,9 @@ def _refuse_view(place: "Place") -> None:
 
 
 def _status(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import status
 
-    return views.status(session)
+    return status.status(session)
 
 
 def _top(session: "Session", arguments: Arguments) -> int:
@@ -157,9 +157,9 @@ def _top(session: "Session", arguments: Arguments) -> int:
 
 
 def _ls(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import files
 
-    return views.ls(session, is_long=arguments.long)
+    return files.ls(session, is_long=arguments.long)
 
 
 def _show(session: "Session", arguments: Arguments) -> int:
@@ -169,9 +169,9 @@ def _show(session: "Session", arguments: Arguments) -> int:
 
 
 def _du(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import files
 
-    return views.du(session, depth=arguments.depth)
+    return files.du(session, depth=arguments.depth)
 
 
 def _leave(arguments: Arguments) -> int:
@@ -206,15 +206,15 @@ def _store_at(place: str) -> "Path":
 
 
 def _verify(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import files
 
-    return views.verify(session)
+    return files.verify(session)
 
 
 def _change(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import files
 
-    return views.change(session, arguments.command)
+    return files.change(session, arguments.command)
 
 
 def _warm(session: "Session", arguments: Arguments) -> int:
@@ -224,15 +224,15 @@ def _warm(session: "Session", arguments: Arguments) -> int:
 
 
 def _gc(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import upkeep
 
-    return views.gc(session)
+    return upkeep.gc(session)
 
 
 def _rebuild(session: "Session", arguments: Arguments) -> int:
-    from kvfs.shell import views
+    from kvfs.shell import upkeep
 
-    return views.rebuild(session)
+    return upkeep.rebuild(session)
 
 
 def _prefixes(session: "Session", arguments: Arguments) -> int:

@@ -22,8 +22,8 @@ from kvfs.shell.explain import (
 from kvfs.shell.namespaces import choose_namespaces, find_namespaces, shown_name
 from kvfs.shell.positions import Position
 from kvfs.shell.render import count_text, duration_text, size_text, table, time_text, write_json
+from kvfs.shell.session import Session
 from kvfs.shell.tree import complain_of_model, find_other_home
-from kvfs.shell.views import Session
 from kvfs.tokenizer import Tokenizer
 
 TOKENS_FILE_BYTES_MAX = 16 * TOKENS_MAX

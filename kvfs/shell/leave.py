@@ -7,7 +7,7 @@ from typing import Any
 from kvfs.errors import Unavailable
 from kvfs.shell.progress import Progress
 from kvfs.shell.render import count_text, size_text, write_json
-from kvfs.shell.views import Session
+from kvfs.shell.session import Session
 
 _ASK_S = 0.25
 _PROBLEM_DEADLINE_S = 60.0  # without the metadata server nothing can move

@@ -13,7 +13,7 @@ from kvfs.inspect import FileFacts, describe
 from kvfs.names import escape
 from kvfs.replicate import Holder, HolderState
 from kvfs.shell.render import count_text, facts, mode_text, size_text, table, write_json
-from kvfs.shell.views import Session, inode_document
+from kvfs.shell.session import Session, inode_document
 from kvfs.stored import read_header
 
 SAME_BYTES_SHOWN = 10

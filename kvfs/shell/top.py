@@ -9,8 +9,8 @@ from typing import Any
 
 from kvfs.names import escape
 from kvfs.shell.render import age_text, size_text, table
+from kvfs.shell.session import Session
 from kvfs.shell.tiers import tier_lines
-from kvfs.shell.views import Session
 
 _CLEAR = "\x1b[H\x1b[2J"
 _RATES = (  # in the order in which they are shown: counter, what it is, whether it counts bytes

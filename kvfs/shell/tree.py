@@ -27,8 +27,8 @@ from kvfs.shell.render import (
     time_text,
     write_json,
 )
+from kvfs.shell.session import Session
 from kvfs.shell.show import look_at_header
-from kvfs.shell.views import Session
 from kvfs.tokenizer import Tokenizer
 
 SNIPPET_TOKENS = 64  # of a chunk, decoded to show its text

@@ -6,7 +6,7 @@ from kvfs.config import WARM_WINDOW_FILES
 from kvfs.errors import InvalidInput
 from kvfs.names import escape
 from kvfs.shell.render import count_text, size_text, write_json
-from kvfs.shell.views import Session
+from kvfs.shell.session import Session
 from kvfs.warm import Warmed, measure_away, warm_files
 
 

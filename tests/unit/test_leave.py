@@ -17,7 +17,7 @@ from kvfs.shell import leave as module
 from kvfs.shell.leave import leave
 from kvfs.shell.locate import Mounted, Place
 from kvfs.shell.progress import Progress
-from kvfs.shell.views import Session
+from kvfs.shell.session import Session
 
 
 def said(**changed: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kvfs.config import GIB, MIB, WARM_WINDOW_BYTES, WARM_WINDOW_FILES
 from kvfs.errors import InvalidInput, NamespaceError
 from kvfs.shell import warm as command
 from kvfs.shell.locate import Place
-from kvfs.shell.views import Session
+from kvfs.shell.session import Session
 from kvfs.warm import Warmth, warm_files
 from tests.fake_client import FakeClient
 
