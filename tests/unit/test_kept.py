@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import DirectoryConfig
 from kvfs.kept import Kept, keep
+from kvfs.settings.words import DirectoryConfig
 
 KEPT = Kept("store.run.1f", 2**63, 2**40, 1_796_070_073_123_456_789, -5)
 
