@@ -1,20 +1,16 @@
 """The `[cluster]` of a configuration: what a person may write there, and what it means."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from kvfs.config import CLUSTER_NODES_MAX, COPY_RULES_MAX, PATH_BYTES_MAX
 from kvfs.errors import InvalidInput
 from kvfs.meta.url import parse_url
 from kvfs.peers.address import PORT_MAX, parse_address
 from kvfs.settings.file import read_words
 from kvfs.settings.keys import CLUSTER_KEYS, parse_count, parse_switch, refuse_unknown
-from kvfs.settings.words import ClusterConfig, CopyRule
-
-_RULES = "cluster.copies"
+from kvfs.settings.rules import parse_copy_rules
+from kvfs.settings.words import ClusterConfig
 
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -92,36 +88,3 @@ def _parse_port(value: object, key: str) -> int:
     if type(value) is not int or not 0 <= value <= PORT_MAX:
         raise InvalidInput(key, f"{value!r:.80} is no port from 0 (any) to {PORT_MAX}")
     return value
-
-
-def parse_copy_rules(value: object) -> tuple[CopyRule, ...]:
-    """The `[[cluster.copies]]` of a configuration. Raises `InvalidInput`."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidInput(_RULES, "is no list of tables; write [[cluster.copies]] above each rule")
-    if len(value) > COPY_RULES_MAX:
-        raise InvalidInput(_RULES, f"are {len(value)} rules; {COPY_RULES_MAX} are the limit")
-    rules = tuple(_parse_copy_rule(item) for item in value)
-    prefixes = [rule.prefix for rule in rules]
-    for prefix in prefixes:
-        if prefixes.count(prefix) > 1:
-            shown = prefix.decode(errors="replace")
-            raise InvalidInput(f"{_RULES}.prefix", f"{shown!r:.80} is named twice; name it once")
-    return rules
-
-
-def _parse_copy_rule(table: Mapping[str, Any]) -> CopyRule:
-    for key in table:
-        if key not in ("prefix", "copies"):
-            raise InvalidInput(f"{_RULES}.{key}", "unknown key; known are copies, prefix")
-    prefix, copies = table.get("prefix"), table.get("copies")
-    if not isinstance(prefix, str):
-        raise InvalidInput(f"{_RULES}.prefix", "is missing or no text; write how the paths begin")
-    packed = prefix.encode().lstrip(b"/")
-    if len(packed) > PATH_BYTES_MAX or b"\0" in packed:
-        raise InvalidInput(f"{_RULES}.prefix", f"{prefix!r:.80} begins no path")
-    if type(copies) is not int or not 1 <= copies <= CLUSTER_NODES_MAX:
-        shown = "nothing" if copies is None else f"{copies!r:.80}"
-        raise InvalidInput(
-            f"{_RULES}.copies", f"{shown} is no number of nodes from 1 to {CLUSTER_NODES_MAX}"
-        )
-    return CopyRule(packed, copies)

@@ -18,8 +18,9 @@ from kvfs.settings.cluster import parse_cluster
 from kvfs.settings.file import read_table
 from kvfs.settings.keys import MOUNT_KEYS, TOP_KEYS, parse_switch, refuse_unknown
 from kvfs.settings.prefetch import parse_prefetch
+from kvfs.settings.rules import parse_tier_rules
 from kvfs.settings.sizes import parse_size_or_share
-from kvfs.settings.tiers import check_places, parse_tier_rules, parse_tiers
+from kvfs.settings.tiers import check_places, parse_tiers
 from kvfs.settings.words import Config, DirectoryConfig, MountConfig
 
 

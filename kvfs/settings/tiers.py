@@ -9,16 +9,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvfs.config import (
-    PATH_BYTES_MAX,
     TIER_CONCURRENCY_MAX,
     TIER_DEADLINE_S_MAX,
     TIER_NAME_MAX,
-    TIER_RULES_MAX,
     TIERS_MAX,
 )
 from kvfs.errors import InvalidInput
 from kvfs.settings.sizes import parse_size, parse_size_or_share
-from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind, TierLimits, TierRule
+from kvfs.settings.words import TIER_LIMITS, TierConfig, TierKind, TierLimits
 
 _KEY = "tiers"
 _NAME = re.compile(f"[A-Za-z0-9][A-Za-z0-9._-]{{0,{TIER_NAME_MAX - 1}}}")
@@ -31,8 +29,6 @@ _LIMIT_KEYS = {
 }  # fmt: skip
 _DIRECTORY_KEYS = {"path", "min_free", "fsync"}
 _OBJECT_KEYS = {"url", "endpoint", "region"}
-_RULES_KEY = "tier_copies"
-_COPIES_WORDS = {"all": TIERS_MAX, "never": 0}
 
 
 def parse_tiers(value: object) -> tuple[TierConfig, ...]:
@@ -215,49 +211,3 @@ def _parse_real(
 
 def _wrong(name: str, key: str, reason: str) -> InvalidInput:
     return InvalidInput(f"{_KEY}.{key} of {name}", reason)
-
-
-# Rules --------------------------------------------------------------------------------------------
-def parse_tier_rules(value: object) -> tuple[TierRule, ...]:
-    """The `[[tier_copies]]` of a configuration. Raises `InvalidInput`."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidInput(
-            _RULES_KEY, "is no list of tables; write [[tier_copies]] above each rule"
-        )
-    if len(value) > TIER_RULES_MAX:
-        raise InvalidInput(_RULES_KEY, f"are {len(value)} rules; {TIER_RULES_MAX} are the limit")
-    rules = tuple(_parse_rule(item) for item in value)
-    prefixes = [rule.prefix for rule in rules]
-    for prefix in prefixes:
-        if prefixes.count(prefix) > 1:
-            shown = prefix.decode(errors="replace")
-            raise InvalidInput(
-                f"{_RULES_KEY}.prefix", f"{shown!r:.80} is there twice; name it once"
-            )
-    return rules
-
-
-def _parse_rule(table: Mapping[str, Any]) -> TierRule:
-    for key in table:
-        if key not in ("prefix", "copies", "second_use"):
-            reason = "unknown key; known are copies, prefix, second_use"
-            raise InvalidInput(f"{_RULES_KEY}.{key}", reason)
-    prefix, copies = table.get("prefix"), table.get("copies", "all")
-    if not isinstance(prefix, str):
-        raise InvalidInput(f"{_RULES_KEY}.prefix", "is missing or no text; write how paths begin")
-    packed = prefix.encode().lstrip(b"/")
-    if len(packed) > PATH_BYTES_MAX or b"\0" in packed:
-        raise InvalidInput(f"{_RULES_KEY}.prefix", f"{prefix!r:.80} begins no path")
-    if isinstance(copies, str):
-        copies = _COPIES_WORDS.get(copies)
-    if type(copies) is not int or not 0 <= copies <= TIERS_MAX:
-        shown = f"{table['copies']!r:.80} is neither all nor never"
-        raise InvalidInput(
-            f"{_RULES_KEY}.copies", f"{shown}, and no number of tiers from 0 to {TIERS_MAX}"
-        )
-    second_use = table.get("second_use", False)
-    if not isinstance(second_use, bool):
-        raise InvalidInput(
-            f"{_RULES_KEY}.second_use", f"{second_use!r:.80} is neither true nor false; write one"
-        )
-    return TierRule(packed, copies, second_use)

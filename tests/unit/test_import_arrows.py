@@ -16,6 +16,7 @@ PURE = {
     "kvfs.config",
     "kvfs.settings.keys",
     "kvfs.settings.prefetch",
+    "kvfs.settings.rules",
     "kvfs.settings.sizes",
     "kvfs.settings.words",
     "kvfs.shell.configs",

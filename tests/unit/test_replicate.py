@@ -13,7 +13,7 @@ from kvfs.replicate import (
     rank,
     wanted_copies,
 )
-from kvfs.settings.cluster import parse_copy_rules
+from kvfs.settings.rules import parse_copy_rules
 from kvfs.settings.words import CopyRule
 
 DIGEST = b"d" * 16

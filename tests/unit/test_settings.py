@@ -9,8 +9,8 @@ from kvfs.blobs import BlobDirectory
 from kvfs.config import CLUSTER_NODES_MAX, COPY_RULES_MAX
 from kvfs.errors import InvalidInput
 from kvfs.peers.address import bulk_port, parse_address
-from kvfs.settings.cluster import parse_copy_rules
 from kvfs.settings.load import load_config, load_config_of_store, parse_config
+from kvfs.settings.rules import parse_copy_rules
 from kvfs.settings.sizes import Share, parse_limit, show_limit
 from kvfs.settings.words import CopyRule, DirectoryConfig, PrefetchConfig
 

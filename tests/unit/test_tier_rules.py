@@ -5,7 +5,7 @@ import pytest
 from kvfs.config import TIERS_MAX
 from kvfs.errors import InvalidInput
 from kvfs.settings.load import parse_config
-from kvfs.settings.tiers import parse_tier_rules
+from kvfs.settings.rules import parse_tier_rules
 from kvfs.settings.words import TierRule
 from kvfs.tiering.policy import Resident, missing_tiers, plan_removal, rule_of, wanted_more
 
@@ -97,5 +97,5 @@ def test_rules_are_read_from_a_configuration() -> None:
 def test_a_wrong_rule_is_refused_precisely(table: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         parse_tier_rules([table])
-    with pytest.raises(InvalidInput, match="is there twice"):
+    with pytest.raises(InvalidInput, match="is named twice"):
         parse_tier_rules([{"prefix": "a"}, {"prefix": "/a"}])
