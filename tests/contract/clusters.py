@@ -1,11 +1,30 @@
 """Several engines of one cluster, and what is in each of them."""
 
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from kvfs.meta.contract import ROOT_INO
+from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from tests.contract.meta_words import T0
+
+
+@contextmanager
+def reopening(directory: Path, url: str) -> Iterator[Callable[[], MetaEngine]]:
+    """What `OfEngine` calls `reopen`: the only node of a cluster of its own."""
+    opened: list[RedisEngine] = []
+    cluster, node_id = secrets.token_hex(8), secrets.token_bytes(16)
+
+    def open_again() -> MetaEngine:
+        for engine in opened:
+            engine.close()
+        opened[:] = [RedisEngine.join(directory, url, cluster, node_id, now_ns=T0)]
+        return opened[0]
+
+    yield open_again
+    for engine in opened:
+        engine.close()
 
 
 class Cluster:

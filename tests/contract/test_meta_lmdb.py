@@ -1,7 +1,6 @@
 """The embedded engine against the contract, and what only it promises."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Never
@@ -15,6 +14,7 @@ from kvfs.meta.lmdb import LmdbEngine
 from tests.contract.meta_suite import MetaSuite
 from tests.contract.meta_tiers import MetaTiersSuite
 from tests.contract.meta_words import FILE, T0, publication
+from tests.disks import small_disk
 
 
 class TestLmdb(MetaSuite, MetaTiersSuite):
@@ -71,8 +71,8 @@ def test_a_full_database_is_out_of_space_and_stays_whole(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_out_of_space_and_changes_nothing(small_disk: Path) -> None:
-    engine = LmdbEngine.open(small_disk)
+def test_a_full_disk_is_out_of_space_and_changes_nothing(disk: Path) -> None:
+    engine = LmdbEngine.open(disk)
     count = 0
     with pytest.raises(OutOfSpace, match="the disk has no room for metadata"):
         for count in range(100_000):
@@ -80,17 +80,16 @@ def test_a_full_disk_is_out_of_space_and_changes_nothing(small_disk: Path) -> No
     assert engine.usage().blobs == count
     assert engine.sizes([b"d/%d" % count, b"d/0"]) == [None, 100]
     engine.close()
-    (small_disk / "new").mkdir()
+    (disk / "new").mkdir()
     with pytest.raises(OutOfSpace, match="the disk has no room for metadata"):
-        LmdbEngine.open(small_disk / "new")
+        LmdbEngine.open(disk / "new")
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    with small_disk(tmp_path / "disk", "1m") as path:
+        yield path
 
 
 class _BadDisk:

@@ -16,6 +16,7 @@ from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_groups import Sharded, sharded_servers, watched_servers
 from scripts.redis_rig import USER_RIGHTS, RedisServer, find_program, free_port, redis_server
+from tests.contract.clusters import reopening
 from tests.contract.meta_suite import MetaSuite
 from tests.contract.meta_words import FILE, T0, publication
 from tests.processes import wait_until
@@ -217,20 +218,8 @@ class TestSharded(MetaSuite):
 
     @pytest.fixture
     def reopen(self, tmp_path: Path, sharded_url: str) -> Iterator[Callable[[], MetaEngine]]:
-        opened: list[RedisEngine] = []
-        cluster, node_id = secrets.token_hex(8), secrets.token_bytes(16)
-
-        def open_again() -> MetaEngine:
-            for engine in opened:
-                engine.close()
-            opened[:] = [
-                RedisEngine.join(tmp_path / "meta", sharded_url, cluster, node_id, now_ns=T0)
-            ]
-            return opened[0]
-
-        yield open_again
-        for engine in opened:
-            engine.close()
+        with reopening(tmp_path / "meta", sharded_url) as reopen:
+            yield reopen
 
 
 @pytest.fixture(params=PROGRAMS)

@@ -1,7 +1,6 @@
 """The engine of a cluster against the contract, and what several of them promise each other."""
 
 import errno
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import ROOT_INO, MetaEngine
 from kvfs.meta.redis import RedisEngine
 from scripts.redis_rig import RedisServer, free_port
-from tests.contract.clusters import Cluster, names_in
+from tests.contract.clusters import Cluster, names_in, reopening
 from tests.contract.meta_suite import MetaSuite
 from tests.contract.meta_tiers import MetaTiersSuite
 from tests.contract.meta_words import FILE, T0, chunk, digest, publication, refused
@@ -23,20 +22,8 @@ from tests.contract.meta_words import FILE, T0, chunk, digest, publication, refu
 class TestRedis(MetaSuite, MetaTiersSuite):
     @pytest.fixture
     def reopen(self, tmp_path: Path, server: RedisServer) -> Iterator[Callable[[], MetaEngine]]:
-        opened: list[RedisEngine] = []
-        cluster, node_id = secrets.token_hex(8), secrets.token_bytes(16)
-
-        def open_again() -> MetaEngine:
-            for engine in opened:
-                engine.close()
-            opened[:] = [
-                RedisEngine.join(tmp_path / "meta", server.url, cluster, node_id, now_ns=T0)
-            ]
-            return opened[0]
-
-        yield open_again
-        for engine in opened:
-            engine.close()
+        with reopening(tmp_path / "meta", server.url) as reopen:
+            yield reopen
 
 
 def test_what_one_node_does_another_sees(cluster: Cluster) -> None:

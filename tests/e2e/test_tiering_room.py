@@ -1,15 +1,12 @@
 """Nodes whose tiers are full: what leaves them, where last copies go, and what is lost."""
 
-import os
-import subprocess
 import tempfile
 from pathlib import Path
-
-import pytest
 
 from kvfs.client import Client
 from kvfs.config import MIB
 from tests.conftest import StartNode
+from tests.disks import small_disk
 from tests.files import load_bytes
 from tests.tier_nodes import STORE, data_of, files_in, store_files, tier, tiering_of, wait_copied
 
@@ -69,12 +66,8 @@ def test_what_leaves_a_small_tier_last_goes_to_one_with_room(
         assert all(client.stat(b"f%d" % n) is not None for n in range(80))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True, timeout=30)
-    try:
+    with small_disk(tmp_path / "disk", "16M") as disk:
         node = start_node(config=tier("disk", disk / "tier", "nvme"))
         with Client(node.store) as client:
             for n in range(40):
@@ -86,5 +79,3 @@ def test_a_local_tier_whose_disk_is_full_makes_room(start_node: StartNode, tmp_p
             # At a time four copies find the disk full, and each makes room for itself.
             assert 15 - 2 * 4 <= len(files_in(disk / "tier")) <= 15
         assert node.stop() == 0
-    finally:
-        subprocess.run(["umount", "-l", disk], check=False, timeout=30)

@@ -5,12 +5,14 @@ import errno
 import mmap
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvfs.config import PAGE_BYTES
 from kvfs.file_io import allocate, read_into, write_from
+from tests.disks import small_disk
 
 SIZES = [0, 1, 4095, 4096, 4097, 131_072, 131_073, 1_000_000, 3 * 1024 * 1024 + 5, 9_000_000]
 
@@ -122,8 +124,8 @@ def test_a_read_that_the_memory_cannot_hold_is_our_own_bug(tmp_path: Path) -> No
     os.close(fd)
 
 
-def test_a_full_file_system_is_told(tmp_path: Path, small_file_system: Path) -> None:
-    fd = os.open(small_file_system / "file", os.O_RDWR | os.O_CREAT)
+def test_a_full_file_system_is_told(tmp_path: Path, disk: Path) -> None:
+    fd = os.open(disk / "file", os.O_RDWR | os.O_CREAT)
     try:
         with pytest.raises(OSError) as raised:
             write_from(fd, allocate(16 * 1024 * 1024))
@@ -133,17 +135,10 @@ def test_a_full_file_system_is_told(tmp_path: Path, small_file_system: Path) -> 
 
 
 @pytest.fixture
-def small_file_system(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A tmpfs of 4 MiB."""
-    import subprocess
-
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", path], check=True)
-    request.addfinalizer(lambda: subprocess.run(["umount", "-l", path], check=True, timeout=30))
-    return path
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    with small_disk(tmp_path / "small", "4m") as path:
+        yield path
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, PAGE_BYTES, 3_000_000, 33 * 1024 * 1024])

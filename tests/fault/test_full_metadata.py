@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from mount.lingering import Lingering
 from mount.operations import Operations
 from mount.view import View
 from tests.conftest import StartMount
+from tests.disks import small_disk
 from tests.processes import wait_until
 
 FILE = 0o100644
@@ -225,15 +225,10 @@ async def test_a_full_disk_keeps_nobody_from_reading(
 
 # On a real mount ----------------------------------------------------------------------------------
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], check=True)
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
+    with small_disk(tmp_path / "disk", "16m") as path:
+        yield path
 
 
 def fill(disk: Path) -> Path:
@@ -249,13 +244,13 @@ def fill(disk: Path) -> Path:
     return junk
 
 
-def test_a_mount_outlives_a_full_disk(start_mount: StartMount, small_disk: Path) -> None:
-    store = small_disk / "store"
+def test_a_mount_outlives_a_full_disk(start_mount: StartMount, disk: Path) -> None:
+    store = disk / "store"
     mount = start_mount(store, config="min_free = 0\n", allow="no room|keep their room|No space")
     for number in range(200):
         (mount.mountpoint / f"f{number}").write_bytes(b"%d" % number * 3000)
     readers = [os.open(mount.mountpoint / f"f{number}", os.O_RDONLY) for number in range(200)]
-    junk = fill(small_disk)
+    junk = fill(disk)
     for number, reader in enumerate(readers):
         assert os.read(reader, 10_000) == b"%d" % number * 3000
         try:

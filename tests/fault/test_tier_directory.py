@@ -24,6 +24,7 @@ from kvfs.settings.sizes import Share
 from kvfs.settings.words import DirectoryConfig, TierKind, TierLimits
 from kvfs.tiers import directory as directories
 from kvfs.tiers.directory import DirectoryTier
+from tests.disks import small_disk
 from tests.mounts import is_mounted
 from tests.processes import wait_until
 from tests.tiers import on_tmpfs, open_directory
@@ -327,14 +328,7 @@ def test_what_is_no_file_in_a_blobs_place_is_a_miss(
 def test_a_full_disk_is_told_as_such_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small], check=True, timeout=30
-    )
-    try:
+    with small_disk(tmp_path / "small", "4m") as small:
         tier = open_directory(small / "tier", TierKind.MEMORY, min_free=0)
         put(tier)
         large = os.urandom(3 * MIB)
@@ -349,8 +343,6 @@ def test_a_full_disk_is_told_as_such_and_nothing_is_left(
         tier.remove(DIGEST)
         put(tier, large)
         tier.close()
-    finally:
-        subprocess.run(["umount", small], check=True, timeout=30)
 
 
 @pytest.mark.parametrize("min_free", [1024 * GIB * 1024, Share(1.0)])
