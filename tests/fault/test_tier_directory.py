@@ -3,12 +3,12 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from kvfs.settings.words import DirectoryConfig, TierKind, TierLimits
 from kvfs.tiers import directory as directories
 from kvfs.tiers.directory import DirectoryTier
 from tests.disks import small_disk
+from tests.hanging_files import HangingFiles
 from tests.mounts import is_mounted
 from tests.processes import wait_until
 from tests.tiers import on_tmpfs, open_directory
@@ -57,15 +58,18 @@ class Hanging:
     """A shared tier over FUSE, whose server can be stopped."""
 
     tier: DirectoryTier
-    root: Path  # where its files are seen all the same
-    process: subprocess.Popen[bytes]
+    files: HangingFiles
+
+    @property
+    def root(self) -> Path:
+        """Where its files are seen all the same."""
+        return self.files.root / "tier"
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
+        self.files.stop()
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.files.go_on()
 
     @property
     def busy(self) -> int:
@@ -75,22 +79,12 @@ class Hanging:
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
-    root, mountpoint = tmp_path / "root", tmp_path / "mounted"
-    root.mkdir()
-    mountpoint.mkdir()
-    program = ROOT / "tests/hanging_files.py"
-    process = subprocess.Popen([sys.executable, program, root, mountpoint])
-    try:
-        wait_until(lambda: is_mounted(mountpoint))
-        tier = open_directory(mountpoint / "tier", TierKind.SHARED, limits=FEW)
+    with closing(HangingFiles(tmp_path / "root", tmp_path / "mounted")) as files:
+        wait_until(lambda: is_mounted(files.mountpoint))
+        tier = open_directory(files.mountpoint / "tier", TierKind.SHARED, limits=FEW)
         put(tier)
-        yield Hanging(tier, root / "tier", process)
+        yield Hanging(tier, files)
         tier.close()
-    finally:
-        process.send_signal(signal.SIGCONT)
-        subprocess.run(["umount", "-l", mountpoint], check=False, timeout=30)
-        process.kill()
-        process.wait(30)
 
 
 def test_a_hang_costs_a_reader_its_deadline_and_no_byte_of_its_buffer(hanging: Hanging) -> None:
