@@ -1,5 +1,6 @@
 """Tiers for tests: opened over a directory, a bucket or a peer."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -48,3 +49,14 @@ def open_bucket(url: str, endpoint: str = "", limits: TierLimits = LIMITS) -> Wr
 def open_s3(port: int, prefix: str, limits: TierLimits = LIMITS) -> WritableTier:
     """A tier in the rig's bucket; a prefix for each test keeps them apart."""
     return open_bucket(f"s3://{BUCKET}/{prefix}", f"http://127.0.0.1:{port}", limits)
+
+
+def staged(root: Path) -> list[str]:
+    """What a tier's directory has that is not put yet."""
+    return os.listdir(root / "staging")
+
+
+def path_of(root: Path, digest: bytes) -> Path:
+    """Where a tier's directory has a blob."""
+    name = digest.hex()
+    return root / "blobs" / name[:2] / name[2:4] / name
