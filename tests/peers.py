@@ -2,23 +2,38 @@
 
 import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 import zmq
 
 from kvfs.config import PeerLimits
+from kvfs.errors import Unavailable
 from kvfs.peers.client import PeerClient
 from kvfs.peers.keys import Keys, load_pair
-from kvfs.peers.messages import PEER_PROTOCOL, Hello, Reply, Welcome, decode_reply, encode
+from kvfs.peers.messages import (
+    PEER_PROTOCOL,
+    Hello,
+    Range,
+    Reply,
+    Tickets,
+    TicketsWanted,
+    Welcome,
+    decode_reply,
+    encode,
+)
 from kvfs.peers.server import PeerServer
 from kvfs.peers.source import Source
 from scripts.peer_rig import CLIENT_ID, CLUSTER, SERVER_ID, DirectorySource
 
+DATA = os.urandom(300_000)
 DEADLINE_S = 20.0
+HEADER = struct.Struct("<4sB3xQ")  # of an answer on a bulk stream
 
 # Short enough for tests to see each limit at work, long enough for a busy machine.
 QUICK = PeerLimits(
@@ -167,6 +182,27 @@ def is_hung_up(connection: socket.socket) -> bool:
     return True
 
 
+class Ground:
+    """A server with one blob, and an honest client of it."""
+
+    def __init__(self, directory: Path, stack: ExitStack, limits: PeerLimits = QUICK) -> None:
+        self.source = DirectorySource(directory)
+        self.digest = self.source.add(DATA)
+        self.server = stack.enter_context(serving(self.source, limits=limits))
+        self.client = stack.enter_context(asking(self.server.port))
+
+    def is_well(self) -> bool:
+        return read_whole(self.client, self.digest, len(DATA)) == DATA
+
+    def tickets(self, channel: RawChannel, number: int, ranges: list[Range]) -> list[bytes]:
+        channel.send(encode(number, TicketsWanted(tuple(ranges))))
+        reply = channel.receive()
+        assert reply is not None and isinstance(reply[1], Tickets)
+        tickets = [ticket for ticket in reply[1].tickets if ticket is not None]
+        assert len(tickets) == len(ranges)
+        return tickets
+
+
 class SlowSource(DirectorySource):
     """A source whose look-ups wait until `gate` is set."""
 
@@ -207,3 +243,19 @@ def is_settled(count: object, expected: int, deadline_s: float = 10.0) -> bool:
     while count() > expected and time.monotonic() < end_s:
         time.sleep(0.01)
     return bool(count() <= expected)
+
+
+def refused_s(call: Callable[[], object], match: str | None = None) -> float:
+    """How long a call takes that must raise `Unavailable`."""
+    begin_s = time.monotonic()
+    with pytest.raises(Unavailable, match=match):
+        call()
+    return time.monotonic() - begin_s
+
+
+def serves(client: PeerClient, digest: bytes) -> bool:
+    """Whether a peer gives a blob of 1000 zeros."""
+    try:
+        return read_whole(client, digest, 1000) == bytes(1000)
+    except Unavailable:
+        return False

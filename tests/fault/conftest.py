@@ -1,6 +1,7 @@
-"""A node in the test's own process, so that its disk can fail at a chosen moment."""
+"""A node in the test's own process, whose disk can fail at a chosen moment; an honest client."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
 from kvfs.settings.words import Config, DirectoryConfig
+from tests.peers import Ground
 
 
 @pytest.fixture
@@ -21,3 +23,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
     engine.close()
     for directory in directories:
         directory.close()
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    """A peer that serves an honest client before a test and after it."""
+    with ExitStack() as stack:
+        made = Ground(tmp_path, stack)
+        assert made.is_well()
+        yield made
+        assert made.is_well()
