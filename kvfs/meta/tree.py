@@ -294,7 +294,7 @@ def _place(batch: Batch, parent: int, name: bytes, inode: Inode, now_ns: int) ->
     """Give an inode that just lost a name another one; a chunk joins its new namespace."""
     changed = batch.store(replace(inode, ctime_ns=records.clamp_time(now_ns)), inode)
     batch.add_name(parent, name, changed)
-    record = batch.chunk(inode.ino)
+    record = batch.chunk(inode.ino) if inode.is_published else None
     if record is not None:
         batch.put_chunk(inode.ino, record.info)
     return changed
