@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A mount against ext4 (or whatever its store lies on), in turns, in one run.
 
-usage: bench_mount.py [--rounds 7] [--files 16] [--directory DIR] [--quick] [--json]
+usage: bench_mount.py [--rounds 7] [--files 16] [--directory DIR] [--rival COMMAND] [--quick]
+                      [--json]
 
 Two mounts are measured, each against a plain directory on the store's own disk: one as it is, with
 FUSE passthrough where the kernel and pyfuse3 can, and one served from Python only. Compared are
@@ -22,7 +23,9 @@ import ctypes
 import json
 import mmap
 import os
+import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -39,10 +42,16 @@ from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import drop_page_cache  # noqa: E402
-from scripts.mount_rig import MountRig, mounted  # noqa: E402
+from scripts.mount_rig import (  # noqa: E402
+    SERVING_DEADLINE_S,
+    STOP_DEADLINE_S,
+    MountRig,
+    mounted,
+)
 
 FILE_BYTES = 16 * MIB
 THREADS = (1, 4)
+_WRITE_ROUNDS = 3
 SMALL = {"64 KiB": 64 * KIB, "1 MiB": MIB}
 _libc = ctypes.CDLL(None)
 _libc.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -339,14 +348,13 @@ def measure_reading_cpu(
     return spent
 
 
-def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
-    """One mount against the plain directory."""
+def measure_bytes(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
+    """16 MiB files in a mount against the plain directory."""
     buffers = [make_buffer(FILE_BYTES) for _ in range(max(THREADS))]
     for buffer in buffers:
         buffer[:] = os.urandom(FILE_BYTES)  # written, too
     for place in (mount, plain):  # digests are checked at the first open
         read_gib_s(place, "buffered", 1, 1, buffers)
-    assert mount.rig is not None
     warm, cold, cpu = {}, {}, {}
     for way in (*READS, *OPENED):
         for threads in THREADS:
@@ -364,7 +372,7 @@ def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
                 cold[name] = measure_pairs(mount, plain, read_once, rounds, drop_page_cache)
                 read_once(mount), read_once(plain)
     for threads in THREADS:
-        for until_published in (False, True):
+        for until_published in (False, True) if mount.rig else (False,):
             kind = "until published" if until_published else "renamed"
             name = f"written, {kind}, {threads} thread{'s' * (threads > 1)}"
 
@@ -374,11 +382,19 @@ def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
                 files = max(plan.files // 2, 4)
                 return write_gib_s(place, threads, files, buffers, until_published=until_published)
 
-            used_s = mount.rig.cpu_s()
-            warm[name] = measure_pairs(mount, plain, write, plan.rounds)
-            gib = plan.rounds * max(plan.files // 2, 4) * FILE_BYTES / GIB
-            cpu[name] = (mount.rig.cpu_s() - used_s) * 1000 / gib
-    cpu |= measure_reading_cpu(mount, 4 * plan.passes, buffers)
+            used_s = mount.rig.cpu_s() if mount.rig is not None else 0.0
+            rounds = _WRITE_ROUNDS * plan.rounds  # a journal's turns make single ones differ widely
+            warm[name] = measure_pairs(mount, plain, write, rounds)
+            if mount.rig is not None:
+                gib = rounds * max(plan.files // 2, 4) * FILE_BYTES / GIB
+                cpu[name] = (mount.rig.cpu_s() - used_s) * 1000 / gib
+    if mount.rig is not None:
+        cpu |= measure_reading_cpu(mount, 4 * plan.passes, buffers)
+    return {"warm_gib_s": warm, "cold_gib_s": cold, "server_cpu_ms_per_gib": cpu}
+
+
+def measure_names_and_small(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
+    """Calls on names, and small files, in a mount against the plain directory."""
     small = {}
     for kind, size in SMALL.items():
         with make_buffer(size) as buffer:
@@ -390,18 +406,11 @@ def measure_mount(mount: Place, plain: Place, plan: Plan) -> dict[str, object]:
 
             open_read_close(mount), open_read_close(plain)
             small[kind] = measure_pairs(mount, plain, open_read_close, plan.rounds)
-    status = json.loads((mount.rig.mountpoint / ".kvfs" / "status.json").read_text())
-    return {
-        "mode": status["mount"],
-        "warm_gib_s": warm,
-        "cold_gib_s": cold,
-        "small_per_s": small,
-        "names_per_s": compare_names(mount, plain, plan.names, max(3, plan.rounds // 2)),
-        "server_cpu_ms_per_gib": cpu,
-    }
+    names = compare_names(mount, plain, plan.names, max(3, plan.rounds // 2))
+    return {"small_per_s": small, "names_per_s": names}
 
 
-def run(base: Path | None, plan: Plan) -> dict[str, object]:
+def run(base: Path | None, plan: Plan, rival: Sequence[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     with tempfile.TemporaryDirectory(dir=base, prefix="kvfs-bench-") as name:
         scratch = Path(name)
@@ -412,8 +421,43 @@ def run(base: Path | None, plan: Plan) -> dict[str, object]:
                 mount = Place(mode, rig.mountpoint / "bench", rig)
                 fill(mount, plan)
                 time.sleep(2 * SETTLED_S)  # what just changed is not served by the kernel
-                found[mode] = measure_mount(mount, plain, plan)
+                found[mode] = {
+                    **measure_bytes(mount, plain, plan),
+                    **measure_names_and_small(mount, plain, plan),
+                    "mode": json.loads((rig.mountpoint / ".kvfs" / "status.json").read_text())[
+                        "mount"
+                    ],
+                }
+        if rival:
+            with _rival_mounted(rival, scratch) as mountpoint:
+                other = Place("rival", mountpoint / "bench")
+                fill(other, plan)
+                found["rival"] = {
+                    **measure_bytes(other, plain, plan),
+                    **measure_names_and_small(other, plain, plan),
+                    "mode": shlex.join(rival),
+                }
     return found
+
+
+@contextmanager
+def _rival_mounted(command: Sequence[str], scratch: Path) -> Iterator[Path]:
+    """Another file system, which shows a directory of the same disk at its mount point."""
+    source, mountpoint = scratch / "rival", scratch / "rival.mnt"
+    source.mkdir()
+    mountpoint.mkdir()
+    process = subprocess.Popen([*command, source, mountpoint], stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + SERVING_DEADLINE_S
+        while not os.path.ismount(mountpoint):
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError(f"{shlex.join(command)}: nothing is mounted")
+            time.sleep(0.01)
+        yield mountpoint
+    finally:
+        subprocess.run(["umount", mountpoint], check=False, timeout=STOP_DEADLINE_S)
+        process.terminate()
+        process.wait(STOP_DEADLINE_S)
 
 
 def show(mode: str, found: dict[str, object]) -> None:
@@ -438,6 +482,8 @@ def show(mode: str, found: dict[str, object]) -> None:
     for name, row in small.items():
         times = {"mount": 1e6 / row["mount"], "plain": 1e6 / row["plain"]}
         print(line(name, {**row, **times}, 1))
+    if not found["server_cpu_ms_per_gib"]:
+        return
     print("  processor time of the mount's process, ms per GiB")
     for name, value in found["server_cpu_ms_per_gib"].items():  # type: ignore[attr-defined]
         print(f"  {name:32} {value:12.1f}")
@@ -449,13 +495,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--files", type=int, default=16, help="of 16 MiB")
     parser.add_argument("--directory", type=Path, help="on the disk to measure; default: /tmp's")
+    parser.add_argument(
+        "--rival",
+        type=shlex.split,
+        default=[],
+        metavar="COMMAND",
+        help="also another FUSE file system, which COMMAND SOURCE MOUNTPOINT mounts and serves,"
+        ' such as libfuse\'s example "passthrough_hp --foreground"',
+    )
     parser.add_argument("--quick", action="store_true", help="few of everything, to see it run")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     plan = Plan(arguments.rounds, arguments.files, passes=4, small_files=200, names=2000)
     if arguments.quick:
         plan = Plan(rounds=2, files=4, passes=1, small_files=20, names=100)
-    found = run(arguments.directory, plan)
+    found = run(arguments.directory, plan, arguments.rival)
     if arguments.json:
         print(json.dumps(found, indent=1))
     else:
