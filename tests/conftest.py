@@ -10,9 +10,11 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+import trio
 
 from mount.point import find_mount
 from scripts.s3_rig import PYTHON as S3_PYTHON
@@ -144,6 +146,17 @@ def start_mount(tmp_path: Path) -> Iterator[StartMount]:
 
     yield start
     _close_all(started)
+
+
+@pytest.fixture
+def threads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a clock that jumps when all tasks wait, and does not know of threads."""
+
+    async def run_sync(call: Callable[..., Any], *words: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return call(*words)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
 
 
 @pytest.fixture
