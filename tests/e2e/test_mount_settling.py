@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_mount_passthrough import describe
-from tests.e2e.test_mount_through import LARGE, MIB, make, require_through, stored
-from tests.mounts import MountProcess
+from kvfs.config import MIB
+from tests.e2e.written_through import LARGE, make, require_through, stored
+from tests.mounts import MountProcess, describe
 from tests.processes import wait_until
 
 LATER_NS = 1_500_000_000_123_456_789

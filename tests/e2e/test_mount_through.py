@@ -10,25 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from kvfs.client import Client
+from kvfs.config import MIB
+from tests.e2e.written_through import LARGE, SMALL, make, require_through, stored
 from tests.mounts import MountProcess, describe
 from tests.processes import allocated_bytes, wait_until
-
-MIB = 1024 * 1024
-LARGE = 3 * MIB  # published as it is
-SMALL = 50_000  # published as a copy
-
-
-def require_through(mount: MountProcess) -> MountProcess:
-    """The mount, if the kernel serves its writes."""
-    with open(mount.mountpoint / "probe", "wb"):
-        is_served_by_kernel = describe(mount)["open_in_passthrough"] == 1
-    os.unlink(mount.mountpoint / "probe")
-    if not is_served_by_kernel:
-        pytest.skip(f"no passthrough of writes here: {describe(mount)['why_not_passthrough']}")
-    return mount
 
 
 @pytest.fixture
@@ -39,25 +26,6 @@ def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a f
 @pytest.fixture
 def place(mounted: MountProcess) -> Iterator[Path]:
     yield mounted.mountpoint
-
-
-def make(path: Path, data: bytes, flags: int = 0) -> int:
-    """A descriptor of a new file, open for writing only, that holds data."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
-    assert os.write(fd, data) == len(data)
-    return fd
-
-
-def stored(mount: MountProcess, name: bytes) -> bytes | None:
-    """What a client of the node reads, checked against the digest as engines do."""
-    with Client(mount.store) as client:
-        (opened,) = client.open([name])
-        if opened is None:
-            return None
-        with opened:
-            data = os.pread(opened.fd, opened.size_bytes, 0)
-
-    return data if xxhash.xxh3_128(data).digest() == opened.digest else b"wrong bytes"
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, SMALL, MIB, LARGE])

@@ -263,7 +263,7 @@ def test_many_processes_write_and_read_together(start_node) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from tests.e2e.test_node import store_bytes, load_bytes\n"
+        "from tests.files import store_bytes, load_bytes\n"
         "from kvfs.client import Client\n"
         "rank = int(sys.argv[2])\n"
         "with Client(Path(sys.argv[1])) as client:\n"

@@ -110,8 +110,7 @@ HEADS = (  # of packages; but for one that is pure as a whole, they are empty
 )  # fmt: skip
 LOOP_FREE = (
     "kvfs.client", "kvfs.cli", "kvfs.shell", "kvfs.inspect", "kvfs.meta", "kvfs.peers",
-    "kvfs.reader",
-    "kvfs.tiers", "kvfs.transfer", "gpu_bridge",
+    "kvfs.reader", "kvfs.settings", "kvfs.tiers", "kvfs.transfer", "kvfs.workers", "gpu_bridge",
 )  # fmt: skip
 
 # What an engine process and every command load first: it must not pull these in, not even through
@@ -277,3 +276,16 @@ def test_what_everyone_loads_is_light(module: str) -> None:
                 heavy.append(arrow)
             todo.append(arrow.target)
     assert not heavy, show(heavy)
+
+
+def test_what_tests_share_lies_beside_them() -> None:
+    """No test imports another's file, and no script anything of the tests."""
+    wrong = []
+    for file in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tests"):
+                continue
+            names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+            if "scripts" in file.parts or any(name.startswith("test_") for name in names):
+                wrong.append(f"{file.relative_to(ROOT)} imports {node.module}")
+    assert not wrong, "; ".join(wrong)
