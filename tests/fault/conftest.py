@@ -10,6 +10,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
 from kvfs.settings.words import Config, DirectoryConfig
+from scripts.redis_rig import RedisServer, redis_server
 from tests.peers import Ground
 
 
@@ -33,3 +34,10 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
         assert made.is_well()
         yield made
         assert made.is_well()
+
+
+@pytest.fixture
+def meta_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A metadata server."""
+    with redis_server(tmp_path / "redis") as started:
+        yield started
