@@ -1,6 +1,7 @@
 """Imports flow one way: what may import what, read from the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +277,22 @@ def test_what_everyone_loads_is_light(module: str) -> None:
                 heavy.append(arrow)
             todo.append(arrow.target)
     assert not heavy, show(heavy)
+
+
+def test_the_architecture_names_every_module() -> None:
+    """But those of the shell, of peers and of what vLLM calls, which it names as a whole."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The modules")[2].partition("\n## ")[0]
+    named = {word.rpartition(".")[2] for word in re.findall(r"`([\w.]+)`", table)}
+    as_a_whole = ("kvfs.shell", "kvfs.peers", "gpu_bridge.vllm_")
+    wrong = [
+        module
+        for module, file in MODULES.items()
+        if not file.name.startswith("__")
+        and not module.startswith(as_a_whole)
+        and module.rpartition(".")[2] not in named
+    ]
+    assert not wrong, f"docs/architecture.md does not say what these are for: {', '.join(wrong)}"
 
 
 def test_what_tests_share_lies_beside_them() -> None:
