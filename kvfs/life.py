@@ -385,7 +385,7 @@ async def _sync_always(node: Node) -> None:
             await trio.to_thread.run_sync(node.meta.sync)
         except KvfsError as error:  # not the end: the next time it may do
             log.warning("%s", error)
-        while node.retry_orphans():
+        while node.orphans.retry():
             await trio.lowlevel.checkpoint()
 
 

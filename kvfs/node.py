@@ -24,7 +24,7 @@ from kvfs.arriving import Arriving
 from kvfs.blobs import BlobDirectory
 from kvfs.checks import Checks
 from kvfs.chunk_files import ChunkFiles
-from kvfs.config import FILES_MAX, TIER_OPEN_TRIES, whole_pages
+from kvfs.config import TIER_OPEN_TRIES, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
 from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
@@ -62,16 +62,6 @@ class Change:
 UseWatcher = Callable[[Sequence[int], int | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Statfs:
-    """What statfs tells of the whole store."""
-
-    capacity_bytes: int
-    free_bytes: int
-    files: int
-    files_free: int
-
-
 class Node:
     """See the module's docstring. `kvfs.life.running` makes, recovers and closes it."""
 
@@ -93,7 +83,7 @@ class Node:
         self.space = Space(directories, engine.usage, config.home / "meta" / "data.mdb")
         self._held: dict[int, int] = {}
         self._checks = Checks()
-        self._fetching = Fetching(self)
+        self.fetching = Fetching(self)
         self._leaving = Leaving(self, self._held, self._checks.forget)
         self.reclaim = Reclaim(
             directories,
@@ -104,7 +94,7 @@ class Node:
             self._leaving.evict,
             self._leaving.demote,
         )
-        self._orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
+        self.orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self.clients: set[object] = set()
         self.absent: Sequence[str] = ()  # what is to be said of directories that are missing
         self.notices: list[str] = []  # and of what this start, or a join, found lost; a few
@@ -188,7 +178,7 @@ class Node:
             self._held[ino] = count
             return
         del self._held[ino]
-        self._orphans.release(ino)
+        self.orphans.release(ino)
 
     def watch(self, callback: Callable[[Change], None]) -> None:
         """Call back, in the node's thread, on every change that the mount did not make itself."""
@@ -213,22 +203,14 @@ class Node:
         if inode.nlink:
             return
         if inode.ino not in self._held:
-            self._orphans.drop([inode.ino])
+            self.orphans.drop([inode.ino])
             return
         for callback in self._nameless_watchers:
             callback(inode.ino)
 
     def abandon(self, ino: int) -> None:
         """Remove the names of a file that was never published, later if it can't be now."""
-        self._orphans.abandon(ino)
-
-    def retry_orphans(self) -> bool:
-        """Try again what `release` and the like had to put off; whether there is more to do."""
-        return self._orphans.retry()
-
-    def reap(self) -> None:
-        """Remove the files of blobs that nothing points to any more; never raises."""
-        self._orphans.reap()
+        self.orphans.abandon(ino)
 
     # Other nodes ---------------------------------------------------------------------------------
     def refresh(self) -> None:
@@ -246,11 +228,7 @@ class Node:
         inodes = list(inodes)
         if self.ahead is not None:
             self.ahead.note_awaited(inodes)
-        await self.fetch(inodes)
-
-    async def fetch(self, inodes: Sequence[Inode]) -> None:
-        """As `bring`, with no reader who waits for it."""
-        await self._fetching.fetch(inodes)
+        await self.fetching.fetch(inodes)
 
     async def refer(self, inodes: Iterable[Inode]) -> dict[bytes, Referral]:
         """Where a client gets what is not here, by digest; for one ticket each, which is used up by
@@ -303,7 +281,7 @@ class Node:
         inode = self._published(ino)
         if self.ahead is not None:
             self.ahead.note_awaited([inode])
-        arriving = await self._fetching.begin(inode)
+        arriving = await self.fetching.begin(inode)
         if arriving is not None:
             self.touch([ino], reader)
             return arriving
@@ -324,7 +302,7 @@ class Node:
         """These names have gone, since nobody has the bytes."""
         for parent, name, inode in lost:
             self.notify(parent, name, inode.ino)
-        self._orphans.drop([inode.ino for _, _, inode in lost])
+        self.orphans.drop([inode.ino for _, _, inode in lost])
 
     def touch(self, inos: Sequence[int], reader: int | None = None) -> None:
         """Note a use, the first as the most recent. `reader`: a number for who reads them."""
@@ -465,7 +443,7 @@ class Node:
     def _settle_published(self) -> None:
         if self.tiering is not None:
             self.tiering.behind.settle()
-        self._orphans.reap()
+        self.orphans.reap()
 
     # Room ----------------------------------------------------------------------------------------
     def drop_files(self, inos: Sequence[int]) -> int:
@@ -475,7 +453,7 @@ class Node:
         going = self._leaving.keep_named(inos)
         for parent, name, inode in self.meta.unlink_all(going, self.now_ns()):
             self.notify(parent, name, inode.ino)
-        self._orphans.drop_now(going)
+        self.orphans.drop_now(going)
         return len(inos) - len(going)
 
     def on_settle(self, callback: Callable[[], Awaitable[None]]) -> None:
@@ -497,19 +475,6 @@ class Node:
         self.uses.write()  # before it is asked which was the last: all of them may go
         for callback in self._releasers:
             callback()
-
-    def statfs(self) -> Statfs:
-        """Capacity and room of all directories together; never waits."""
-        present = [d for d in self.directories if d is not None]
-        capacity = free = 0
-        for index, directory in enumerate(self.directories):
-            if directory is not None:
-                limit = directory.limit_bytes()
-                capacity += directory.capacity_bytes() if limit is None else limit
-                free += max(0, self.space.room_bytes(index))
-        assert present
-        inodes = self.meta.usage().inodes
-        return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
 
 
 def _prepare_and_close(directory: BlobDirectory, fd: int) -> bytes:

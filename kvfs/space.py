@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
+from kvfs.config import FILES_MAX
 from kvfs.meta.contract import Usage
 from kvfs.stored import allocated_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Statfs:
+    """What statfs tells of the whole store."""
+
+    capacity_bytes: int
+    free_bytes: int
+    files: int
+    files_free: int
 
 
 @dataclass(slots=True)
@@ -53,6 +64,19 @@ class Space:
             with contextlib.suppress(FileNotFoundError):
                 total += allocated_bytes(os.stat(file))
         return total
+
+    def statfs(self) -> Statfs:
+        """Capacity and room of all directories together; never waits."""
+        present = [d for d in self._directories if d is not None]
+        capacity = free = 0
+        for index, directory in enumerate(self._directories):
+            if directory is not None:
+                limit = directory.limit_bytes()
+                capacity += directory.capacity_bytes() if limit is None else limit
+                free += max(0, self.room_bytes(index))
+        assert present
+        inodes = self._usage().inodes
+        return Statfs(capacity, min(free, capacity), FILES_MAX, max(0, FILES_MAX - inodes))
 
     def staging_bytes(self, index: int) -> int:
         return self._loads[index].reserved_bytes

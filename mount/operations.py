@@ -302,7 +302,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def statfs(self, ctx: Context) -> pyfuse3.StatvfsData:
-        room = self._node.statfs()
+        room = self._node.space.statfs()
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = PAGE_BYTES
         data.f_blocks = room.capacity_bytes // PAGE_BYTES

@@ -191,7 +191,7 @@ class Cluster:
                     or self._engine.remember_more()
                 ):
                     await trio.sleep(0)
-                self._node.reap()
+                self._node.orphans.reap()
                 self._unfilled = ""
             except KvfsError as error:
                 is_said = self._trouble or str(error) == self._unfilled
@@ -239,7 +239,7 @@ class Cluster:
         if any(one.moves_directories for one in heard):
             self._node.tell(Change(0, None, 0, moves_directories=True))
         if any(one.moves for one in heard):
-            self._node.reap()
+            self._node.orphans.reap()
 
     # The others' bytes --------------------------------------------------------------------------
     async def bring(self, inodes: Iterable[Inode]) -> None:

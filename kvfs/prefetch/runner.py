@@ -232,7 +232,7 @@ class Prefetcher:
             finally:
                 self._from_peers.discard(digest)
         if action.sources & ANYBODY and not self._known.is_here(digest):
-            await self._node.fetch(files)
+            await self._node.fetching.fetch(files)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`."""

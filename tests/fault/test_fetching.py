@@ -44,5 +44,5 @@ async def test_who_hangs_does_not_delay_what_another_has(
     tier, peers = (well, hanging) if is_tier_well else (hanging, well)
     node.tiering, node.neighbours = tier, peers  # type: ignore[assignment]
     with trio.fail_after(TIER_FETCH_S / 2):
-        await node.fetch([file])
+        await node.fetching.fetch([file])
     assert node.is_here([file.digest]) == [True]

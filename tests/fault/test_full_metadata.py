@@ -96,7 +96,7 @@ async def test_a_name_that_has_gone_has_gone(
         disk.refuse(failing)
         node.unlink(ROOT_INO, b"a")
         disk.is_full = False
-        assert not node.retry_orphans()
+        assert not node.orphans.retry()
         assert node.meta.inode(inode.ino) is None
         assert node.meta.usage().allocated_bytes[0] == 0
 
@@ -127,7 +127,7 @@ async def test_a_file_that_was_held_again_is_left_alone(
         node.unlink(ROOT_INO, b"b")
         node.hold(inode.ino)
         disk.is_full = False
-        assert not node.retry_orphans()
+        assert not node.orphans.retry()
         assert node.meta.inode(other.ino) is None
         assert node.meta.inode(inode.ino) is not None
         node.release(inode.ino)
@@ -151,7 +151,7 @@ async def test_the_mount_outlives_a_forget_and_a_timer(
         await trio.sleep(LINGER_S + 0.1)  # the timer's turn: the nursery still runs after it
         node._release_spare()
         disk.is_full = False
-        assert not node.retry_orphans()
+        assert not node.orphans.retry()
         assert [node.meta.inode(inode.ino) for inode in inodes] == [None] * 3
         nursery.cancel_scope.cancel()
 
@@ -190,7 +190,7 @@ async def test_a_file_that_nobody_published_goes_later(
         await operations.files.release(opened.fh)
         assert node.meta.lookup(ROOT_INO, b"a") is not None
         disk.is_full = False
-        assert not node.retry_orphans()
+        assert not node.orphans.retry()
         assert node.meta.inode(inode.ino) is None
         assert node.meta.lookup(ROOT_INO, b"a") is None
         assert operations.files.describe()["open_in_python"] == 0

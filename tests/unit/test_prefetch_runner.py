@@ -129,6 +129,10 @@ class FakeNode:
     def watch_uses(self, callback: Callable[[Sequence[int], int | None], None]) -> None:
         self.read = callback
 
+    @property
+    def fetching(self) -> "FakeNeighbours":
+        return self
+
     async def fetch(self, inodes: Sequence[Inode]) -> None:
         assert self.neighbours is not None
         await self.neighbours.bring(inodes)
