@@ -5,6 +5,8 @@ close() need not wait for that. Until the file is published its stage has a seco
 `staging`, a hard link that says what it is to become. A node that dies leaves it to the next one,
 which publishes what was closed: `publish_kept`, before anything that is unpublished is dropped. A
 file whose size or mtime is not what the name says was written to after its close, and is a miss.
+So is one whose inode has other bytes by now than when it was closed: it was published, or lay in a
+directory that was missing at a start.
 """
 
 import errno
@@ -17,16 +19,17 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.blob_files import StagingFile
+from kvfs.blob_files import StagingFile, open_blob_file, remove_name
 from kvfs.blobs import BlobDirectory
 from kvfs.errors import KvfsError, Unavailable
+from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
 from kvfs.stored import copy_bytes, may_have_writer
 
 log = logging.getLogger(__name__)
 
-_NOTE = struct.Struct(">QQqq")
+_NOTE = struct.Struct(f">QQqq{DIGEST_BYTES}s")
 # What a file system says that has no hard links, or no more of them for a file.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -40,11 +43,13 @@ class Kept:
     size_bytes: int
     changed_ns: int  # mtime of the stage, which each write moves
     mtime_ns: int  # what the inode is to show
+    replaces: bytes = bytes(DIGEST_BYTES)  # the digest of what the inode showed, zeros for nothing
 
     @property
     def name(self) -> str:
         """What the stage is also called, in `staging`."""
-        note = _NOTE.pack(self.ino, self.size_bytes, self.changed_ns, self.mtime_ns)
+        fields = self.ino, self.size_bytes, self.changed_ns, self.mtime_ns, self.replaces
+        note = _NOTE.pack(*fields)
         return f"{self.stage}.{note.hex()}"
 
     @classmethod
@@ -81,8 +86,13 @@ async def publish_kept(node: Node, *, is_trusted: bool) -> int:
                     published += await _publish(node, index, directory, kept)
             except (KvfsError, OSError) as error:
                 log.error("a file that was closed before a crash is lost: %s", error)
-            directory.discard(name)
+            remove_name(directory.stage_path(name))
     return published
+
+
+def shown_digest(inode: Inode) -> bytes:
+    """Of what an inode shows, as a name says it."""
+    return inode.digest or bytes(DIGEST_BYTES)
 
 
 async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept) -> bool:
@@ -90,10 +100,10 @@ async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept)
     inode = node.meta.inode(kept.ino)
     if inode is None or inode.nlink == 0 or not inode.is_regular:
         return False  # it was removed
-    fd = os.open(directory.stage_path(kept.name), os.O_RDONLY | os.O_CLOEXEC)
+    if shown_digest(inode) != kept.replaces:
+        return False  # the node died when it was published, or this is from before a later start
+    fd = open_blob_file(directory.stage_path(kept.name))
     try:
-        if inode.is_published and _is_blob(directory, inode.digest, fd):
-            return False  # the node died when that was done
         async with _stage_of(node, index, directory, kept, fd) as stage:
             status = os.fstat(fd)
             if (status.st_size, status.st_mtime_ns) != (kept.size_bytes, kept.changed_ns):
@@ -102,14 +112,6 @@ async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept)
         return True
     finally:
         os.close(fd)
-
-
-def _is_blob(directory: BlobDirectory, digest: bytes, fd: int) -> bool:
-    """Whether a descriptor is of a blob's own file."""
-    try:
-        return os.path.samestat(os.stat(directory.blob_path(digest)), os.fstat(fd))
-    except OSError:
-        return False
 
 
 @asynccontextmanager
@@ -132,3 +134,6 @@ async def _stage_of(
     finally:
         node.publisher.drop_stage(stage)
         os.close(stage.fd)
+        # A rename over another name of the same file, which a crash in a publication leaves under
+        # its digest, leaves both.
+        remove_name(directory.stage_path(staged.name))

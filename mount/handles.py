@@ -85,11 +85,15 @@ class OpenFiles:
         node: Node,
         expire_pages: Callable[[int], None],
         is_untold: Callable[[int], bool],
+        *,
+        may_put_off: bool = True,
     ) -> None:
         """`expire_pages` has the kernel drop the pages of a number, some time soon; `is_untold`
-        tells whether it may still find a number by a name that another node took away."""
+        tells whether it may still find a number by a name that another node took away.
+        `may_put_off`: large files may be published a little after their close."""
         self._node = node
         self._expire_pages = expire_pages
+        self._may_put_off = may_put_off
         self._is_untold = is_untold
         self._stages = Stages(node)
         self.versions = Versions(node, expire_pages)
@@ -102,7 +106,7 @@ class OpenFiles:
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
         self.settling = Settling(self._settle, self._let_go)
         node.on_nameless(self.settling.forget)
-        node.on_settle(self.settling.settle_all)
+        node.on_settle(self.settling.settle_seen)
         self.reuse = ReusedOpens(
             cast(Answers, pyfuse3), self._let_go, node.touch, self._is_as_opened
         )
@@ -130,9 +134,7 @@ class OpenFiles:
                 async with Held(version.lock):
                     await self._stages.through.note_mapped(version.through, version.ino)
         except BaseException as error:
-            if backing_id is not None:
-                self.backing.leave(number)
-            self._leave(version, is_writer)
+            self._leave_early(version, is_writer, is_backed=backing_id is not None)
             if isinstance(error, NamespaceError) and error.code == errno.ESTALE:
                 raise self._send_back(thread, version.ino) from error
             raise
@@ -255,6 +257,16 @@ class OpenFiles:
         self.reuse.withdraw(self.numbers.current(ino))
         return NamespaceError(errno.ESTALE)
 
+    def _leave_early(self, version: Version, is_writer: bool, *, is_backed: bool) -> None:
+        """Leave a version without a handle. All other writers may have gone since it was entered,
+        and what they closed may wait: then this one is held in place of the last of them."""
+        if is_writer and is_backed and version.writers == 1 and version.ino in self.settling:
+            self.settling.hold(version.ino, self._add(version, is_writer, is_direct=False))
+            return
+        if is_backed:
+            self.backing.leave(version.number)
+        self._leave(version, is_writer)
+
     def _leave(self, version: Version, is_writer: bool) -> None:
         if is_writer:
             version.writers -= 1
@@ -325,9 +337,7 @@ class OpenFiles:
                 if version.writers == 1:
                     await self._publish(version)
         finally:
-            if is_backed:
-                self.backing.leave(number)
-            self._leave(version, is_writer=True)
+            self._leave_early(version, is_writer=True, is_backed=is_backed)
 
     def set_mtime(self, number: int, mtime_ns: int) -> None:
         """A time that a person set stays until the next write, published or not."""
@@ -351,7 +361,9 @@ class OpenFiles:
     async def _keep(self, version: Version) -> bool:
         """Whether what was closed may be published later, and survives a crash until then."""
         through = version.through
-        if through is None or not self.settling.has_room(through.size_bytes):
+        if through is None or not self._may_put_off:
+            return False
+        if not self.settling.has_room(through.size_bytes):
             return False
         if not await self._stages.through.keep(through, version.ino):
             return False

@@ -59,7 +59,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.enable_passthrough = passthrough
-        self.files = OpenFiles(node, self._expire_pages, self._is_untold)
+        # A name is a link from its close on.
+        self.files = OpenFiles(node, self._expire_pages, self._is_untold, may_put_off=not symlink)
         node.watch(self._keep_for_readers)  # first: the kernel is told of the new number then
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
@@ -295,9 +296,9 @@ class Operations(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
         if changes != Changes():
-            self._node.meta.set_attributes(inode.ino, changes, self._node.now_ns())
+            inode = self._node.meta.set_attributes(inode.ino, changes, self._node.now_ns())
         if changes.mtime_ns is not None:
-            self.files.set_mtime(number, changes.mtime_ns)
+            self.files.set_mtime(number, inode.mtime_ns)  # as far as a record can hold it
         return self._attributes(number)
 
     @request

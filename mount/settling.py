@@ -15,7 +15,7 @@ be published waits on, and is tried again.
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -25,6 +25,7 @@ from kvfs.config import (
     SETTLE_BYTES_MAX,
     SETTLE_QUIET_S,
     SETTLE_RETRY_S,
+    SETTLE_SEEN_S,
     SETTLE_WAIT_S,
 )
 from kvfs.errors import KvfsError, NamespaceError
@@ -58,6 +59,7 @@ class Settling:
         self._waiting: dict[int, _Waiting] = {}  # by inode, the oldest first
         self._bytes = 0
         self._current: _Waiting | None = None
+        self._is_late = False  # somebody has waited for the current one in vain
         self._quiet_from_s = 0.0
         self._wake = trio.Event()
         self._worker: trio.lowlevel.Task | None = None
@@ -112,15 +114,27 @@ class Settling:
             raise waiting.problem
 
     async def settle_all(self) -> None:
-        """Return when what waits now was published, as far as it can be within `SETTLE_WAIT_S`; at
-        once in a publication."""
-        if trio.lowlevel.current_task() is self._worker:
+        """Return when what waits now was published, as far as it can be within `SETTLE_WAIT_S`."""
+        await self._wait_tried(list(self._waiting), SETTLE_WAIT_S)
+
+    async def settle_seen(self) -> None:
+        """As `settle_all`, for who is to see what was closed: within `SETTLE_SEEN_S`. Only the
+        first waits for a disk that hangs, and nobody for what has just failed; nor does a
+        publication itself."""
+        if self._is_late or trio.lowlevel.current_task() is self._worker:
             return
-        awaited = [self._await(ino) for ino in self._waiting]
-        with trio.move_on_after(SETTLE_WAIT_S):
-            for waiting in awaited:
-                if waiting is not None:
-                    await waiting.tried.wait()
+        now_s = trio.current_time()
+        inos = [w.ino for w in self._waiting.values() if w.not_before_s <= now_s]
+        if not await self._wait_tried(inos, SETTLE_SEEN_S):
+            self._is_late = self._current is not None
+
+    async def _wait_tried(self, inos: Sequence[int], wait_s: float) -> bool:
+        """Whether each file was tried once more in time."""
+        tried = [waiting.tried for ino in inos if (waiting := self._await(ino)) is not None]
+        with trio.move_on_after(wait_s) as scope:
+            for event in tried:
+                await event.wait()
+        return not scope.cancelled_caught
 
     def _await(self, ino: int) -> _Waiting | None:
         waiting = self._waiting.get(ino)
@@ -168,6 +182,7 @@ class Settling:
             self._end(waiting)
         finally:
             self._current = None
+            self._is_late = False
 
     def _end(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.ino]

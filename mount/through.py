@@ -30,11 +30,12 @@ from dataclasses import dataclass
 
 import trio
 
+from kvfs.blob_files import remove_name
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB, THROUGH_ROOM_BYTES_MIN
 from kvfs.errors import KvfsError, NamespaceError, OutOfSpace
 from kvfs.file_io import is_cached
-from kvfs.kept import Kept, keep
+from kvfs.kept import Kept, keep, shown_digest
 from kvfs.meta.contract import Inode
 from kvfs.node import Node
 from kvfs.publish import InUse
@@ -135,14 +136,18 @@ class ThroughFiles:
         stage = through.stage
         is_fit = through.published is None and stage.is_open and not through.is_mapped
         is_alone = self._node.neighbours is None  # others would see a name without bytes
-        if not (is_fit and is_alone) or self._node.config.fsync or not self._has_name(ino):
+        if not (is_fit and is_alone) or self._node.config.fsync or self._named(ino) is None:
             return False
         size_bytes, changed_ns = through.mark()
         if size_bytes <= _COPIED_BYTES_MAX:
             return False
         self._check_length(stage, size_bytes)
         await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
-        kept = Kept(stage.name, ino, size_bytes, changed_ns, through.mtime_ns)
+        inode = self._named(ino)
+        if inode is None:  # it was removed meanwhile
+            return False
+        replaces = shown_digest(inode)
+        kept = Kept(stage.name, ino, size_bytes, changed_ns, through.mtime_ns, replaces)
         if kept != through.kept:
             if not keep(self._directory(stage), kept):
                 return False
@@ -154,16 +159,17 @@ class ThroughFiles:
     def _end_keeping(self, through: Through) -> None:
         kept, through.kept = through.kept, None
         if kept is not None:
-            self._directory(through.stage).discard(kept.name)
+            remove_name(self._directory(through.stage).stage_path(kept.name))
 
-    def _has_name(self, ino: int) -> bool:
+    def _named(self, ino: int) -> Inode | None:
+        """An inode, if it has a name."""
         inode = self._node.meta.inode(ino)
-        return inode is not None and inode.nlink > 0
+        return inode if inode is not None and inode.nlink > 0 else None
 
     async def publish(self, through: Through, ino: int) -> Inode | None:
         """Publish what a file holds, if that is new and the file has a name; the inode then.
         Raises `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
-        if not self._has_name(ino) or not through.is_changed:
+        if self._named(ino) is None or not through.is_changed:
             return None
         before, mtime_ns = through.mark(), through.mtime_ns
         self._check_length(through.stage, before[0])

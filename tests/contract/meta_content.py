@@ -40,6 +40,18 @@ class MetaContentSuite(OfEngine):
         assert meta.blobs([digest(1)]) == [None]
         assert meta.usage() == Usage(2, 2, 203, (8192,))
 
+    def test_publish_of_what_was_there_before(self, meta: MetaEngine) -> None:
+        ino = self.file(meta, b"f")
+        [published] = meta.publish([publication(1, ino=ino, ctime_ns=T0 + 5)], T0 + 9)
+        assert published.inode.ctime_ns == T0 + 5
+        meta.set_attributes(ino, Changes(mode=0o600), T0 + 20)  # time does not go back
+        [published] = meta.publish([publication(2, ino=ino, ctime_ns=T0 + 7)], T0 + 21)
+        assert published.inode.ctime_ns == T0 + 20
+        [published] = meta.publish([publication(3, ino=ino)], T0 + 30)
+        assert published.inode.ctime_ns == T0 + 30
+        [published] = meta.publish([publication(4, ino=ino, ctime_ns=2**70)], T0 + 31)
+        assert meta.inode(ino) == published.inode  # as far as a record holds it
+
     def test_publish_replaces_a_name(self, meta: MetaEngine) -> None:
         [old] = meta.publish([publication(1, b"f")], T0)
         [new] = meta.publish([publication(2, b"f")], T0 + 1)

@@ -5,6 +5,7 @@ kernel does not serve writes."""
 import errno
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,33 @@ def test_with_fsync_a_close_publishes_itself(start_mount) -> None:  # type: igno
     mount = require_through(start_mount(config="fsync = true\n"))
     write(mount.mountpoint / "a", os.urandom(LARGE))
     assert describe(mount)["unsettled_files"] == 0
+
+
+@pytest.mark.parametrize("seconds", [-631_152_000, 16_725_225_600])  # 1950 and 2500
+def test_a_time_that_is_far_away(start_mount, seconds: int) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = require_through(start_mount())
+    data = os.urandom(LARGE)
+    fd = make(mount.mountpoint / "a", data)
+    os.utime(fd, (seconds, seconds))
+    os.close(fd)
+    shown = os.stat(mount.mountpoint / "a").st_mtime_ns
+    again = restart(start_mount, mount)
+    assert stored(again, b"a") == data
+    assert os.stat(mount.mountpoint / "a").st_mtime_ns == shown
+
+
+def test_a_file_that_is_cut_while_it_is_closed(mounted: MountProcess, place: Path) -> None:
+    for _ in range(200):
+        fd = make(place / "a", b"x" * LARGE)
+        with ThreadPoolExecutor(1) as pool:
+            cut = pool.submit(os.truncate, place / "a", MIB)
+            os.close(fd)
+            cut.result()
+        assert os.stat(place / "a").st_size in (MIB, LARGE)
+    assert len(stored(mounted, b"a")) in (MIB, LARGE)
+
+
+def test_links_show_as_soon_as_a_file_is_closed(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = require_through(start_mount(config="[mount]\nsymlink = true\n"))
+    write(mount.mountpoint / "a", os.urandom(LARGE))
+    assert (mount.mountpoint / "a").is_symlink()

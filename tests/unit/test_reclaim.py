@@ -177,6 +177,41 @@ def test_room_comes_first_from_what_is_only_kept_for_a_moment(bench: Bench) -> N
     assert bench.evicted == []
 
 
+def test_what_was_closed_may_go_before_there_is_no_room(bench: Bench) -> None:
+    async def make_room() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.reclaim.remove_always)
+            await bench.reclaim.make_room(0, MIB)
+            nursery.cancel_scope.cancel()
+
+    stored, bench.meta.stored = bench.meta.stored, 0  # nothing is published, so nothing may go
+    bench.space.begin_stage(0)
+    bench.space.reserve(0, stored * MIB)
+
+    def publish() -> None:
+        bench.space.end_stage(0, stored * MIB)
+        bench.meta.stored = stored
+
+    bench.unsettled.append(publish)
+    trio.run(make_room)
+    assert len(bench.evicted) == 1
+
+
+def test_who_waits_for_room_does_not_wait_for_a_publication_for_ever(bench: Bench) -> None:
+    async def make_room() -> None:
+        with pytest.raises(OutOfSpace, match="not even an empty cache"):
+            await bench.reclaim.make_room(0, MIB)
+
+    async def hang() -> None:
+        await trio.sleep_forever()
+
+    bench.meta.stored = 0
+    bench.space.begin_stage(0)
+    bench.space.reserve(0, 3 * MIB)
+    bench.reclaim._settle = hang
+    trio.run(make_room, clock=MockClock(autojump_threshold=0))
+
+
 def test_steps_that_find_nothing_yet_give_everyone_a_turn(bench: Bench) -> None:
     turns = 0
 

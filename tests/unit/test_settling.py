@@ -8,11 +8,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.config import (
+    CLIENT_DEADLINE_S,
     MIB,
     SETTLE_AGE_S,
     SETTLE_BYTES_MAX,
     SETTLE_QUIET_S,
     SETTLE_RETRY_S,
+    SETTLE_SEEN_S,
     SETTLE_WAIT_S,
 )
 from kvfs.errors import NamespaceError, OutOfSpace
@@ -154,7 +156,7 @@ async def test_a_publication_that_needs_room_does_not_wait_for_itself(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     async def publish(ino: int) -> None:
-        await settling.settle_all()  # as `Reclaim.make_room` does
+        await settling.settle_seen()  # as `Reclaim.make_room` does
         published.append(ino)
 
     published: list[int] = []
@@ -175,3 +177,35 @@ async def test_what_waits_is_bounded(bench: Bench, autojump_clock: MockClock) ->
     await bench.settling.settle_all()
     assert bench.settling.has_room(SETTLE_BYTES_MAX)
     assert bench.published == [7]
+
+
+async def test_who_asks_does_not_have_a_failure_repeated(
+    bench: Bench, autojump_clock: MockClock, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("inode 7 cannot be published yet: no room")
+    bench.failures = [OutOfSpace("no room")]
+    bench.settling.put_off(7, MIB)
+    await bench.settling.settle_seen()
+    bench.settling.put_off(8, MIB)
+    await bench.settling.settle_seen()
+    assert bench.published == [8]
+    await after(SETTLE_RETRY_S * 1.1)
+    assert bench.published == [8, 7]
+
+
+async def test_one_alone_waits_for_a_disk_that_hangs(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
+    bench.gate = trio.Event()
+    bench.settling.put_off(7, MIB)
+    begin_s = trio.current_time()
+    await bench.settling.settle_seen()
+    assert trio.current_time() - begin_s == pytest.approx(SETTLE_SEEN_S)
+    assert SETTLE_SEEN_S < CLIENT_DEADLINE_S
+    await bench.settling.settle_seen()
+    assert trio.current_time() - begin_s == pytest.approx(SETTLE_SEEN_S)
+    bench.gate.set()
+    await after(0)
+    bench.settling.put_off(8, MIB)
+    await bench.settling.settle_seen()  # the disk is back
+    assert bench.published == [7, 8]

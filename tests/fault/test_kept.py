@@ -1,0 +1,233 @@
+"""What a start makes of files that were closed when their node died (`kvfs.kept`): each way in
+which the disk and the metadata may have gone on since."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.blobs import BlobDirectory
+from kvfs.config import MIB
+from kvfs.digest import digest_of
+from kvfs.kept import Kept, keep, publish_kept, shown_digest
+from kvfs.life import recover
+from kvfs.meta.contract import ROOT_INO, Inode, Publication
+from kvfs.meta.lmdb import LmdbEngine
+from kvfs.node import Node
+from kvfs.settings.words import Config, DirectoryConfig
+from tests.own_node import store
+
+DATA = b"closed" * (MIB // 2)
+LATER_NS = 1_500_000_000_123_456_789
+LOST = "a file that was closed before a crash is lost: "
+
+
+class Store:
+    """A store of two directories whose node may die. `node` is the one that lives."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.start()
+
+    def start(self, *, is_second_there: bool = True) -> None:
+        configs = DirectoryConfig(self._path / "one"), DirectoryConfig(self._path / "two")
+        self.directories = [BlobDirectory.open(config) for config in configs]
+        self._engine = LmdbEngine.open(self._path / "one" / "meta")
+        seen = [self.directories[0], self.directories[1] if is_second_there else None]
+        self.node = Node(Config(configs), seen, self._engine)
+
+    def die(self) -> None:
+        self._engine.close()
+        for directory in self.directories:
+            directory.close()
+
+    async def restart(self, *, is_trusted: bool = True, is_second_there: bool = True) -> int:
+        """Die and start again, as far as files are concerned; how many were published."""
+        self.die()
+        self.start(is_second_there=is_second_there)
+        published = await publish_kept(self.node, is_trusted=is_trusted)
+        recover(self.node)
+        return published
+
+    def inode(self, name: bytes) -> Inode | None:
+        return self.node.meta.resolve([name])[0]
+
+    def load(self, name: bytes) -> bytes | None:
+        """All bytes of a file; None where there are none."""
+        inode = self.inode(name)
+        fd = None if inode is None else self.node.contents.open_inode(inode)
+        if fd is None:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    def staged(self) -> list[str]:
+        return [name for d in self.directories for name in os.listdir(d.path / "staging")]
+
+    def close_file(self, name: bytes, data: bytes = DATA, index: int = 0) -> tuple[Kept, int]:
+        """A file, new or emptied, that a mount has closed and not published; its descriptor, which
+        a dead node would not have."""
+        node, directory = self.node, self.directories[index]
+        inode = self.inode(name) or node.meta.make(
+            ROOT_INO, name, stat.S_IFREG | 0o600, 0, 0, node.now_ns()
+        )
+        staged = directory.stage()
+        os.write(staged.fd, data)
+        changed_ns = os.fstat(staged.fd).st_mtime_ns
+        replaces = shown_digest(inode)
+        kept = Kept(staged.name, inode.ino, len(data), changed_ns, LATER_NS, replaces)
+        assert keep(directory, kept)
+        return kept, staged.fd
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.die()
+
+
+async def test_it_is_published_with_its_time(dying: Store) -> None:
+    for index, name in enumerate((b"a", b"b")):
+        _, fd = dying.close_file(name, DATA[index:], index)
+        os.close(fd)
+    assert await dying.restart() == 2
+    assert (dying.load(b"a"), dying.load(b"b")) == (DATA, DATA[1:])
+    inode = dying.inode(b"a")
+    assert inode is not None and inode.mtime_ns == LATER_NS
+    assert dying.staged() == []
+    assert await dying.restart() == 0
+
+
+async def test_what_was_removed_stays_removed(dying: Store) -> None:
+    _, fd = dying.close_file(b"a")
+    os.close(fd)
+    dying.node.unlink(ROOT_INO, b"a")
+    assert await dying.restart() == 0
+    assert dying.inode(b"a") is None
+    assert dying.staged() == []
+
+
+async def test_inodes_that_may_be_others_get_nothing(dying: Store) -> None:
+    _, fd = dying.close_file(b"a")
+    os.close(fd)
+    assert await dying.restart(is_trusted=False) == 0
+    assert dying.inode(b"a") is None
+    assert dying.staged() == []
+
+
+async def test_what_is_published_already_stays_as_it_is(dying: Store) -> None:
+    kept, fd = dying.close_file(b"a")
+    os.close(fd)
+    os.unlink(dying.directories[0].stage_path(kept.stage))
+    name = dying.directories[0].link_stage(kept.name)
+    dying.directories[0].adopt(name, digest_of(DATA))
+    publication = Publication(digest_of(DATA), len(DATA), len(DATA), 0, 1, ino=kept.ino)
+    dying.node.meta.publish([publication], dying.node.now_ns())
+    before = dying.inode(b"a")
+    assert await dying.restart() == 0
+    assert dying.inode(b"a") == before
+    assert dying.load(b"a") == DATA
+    assert dying.staged() == []
+
+
+async def test_a_death_between_its_place_and_its_name(dying: Store) -> None:
+    kept, fd = dying.close_file(b"a")
+    os.close(fd)
+    dying.node.meta.intend([(digest_of(DATA), 0)])
+    dying.directories[0].make_leaves([digest_of(DATA)])
+    dying.directories[0].adopt(kept.stage, digest_of(DATA))
+    assert await dying.restart() == 1
+    assert dying.load(b"a") == DATA
+    assert dying.staged() == []
+    assert os.stat(dying.directories[0].blob_path(digest_of(DATA))).st_nlink == 1
+
+
+async def test_what_was_written_to_after_its_close_is_a_miss(
+    dying: Store, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append(f"{LOST}.*was written to after its close")
+    _, fd = dying.close_file(b"a")
+    os.write(fd, b"more")
+    os.close(fd)
+    assert await dying.restart() == 0
+    assert dying.inode(b"a") is None
+    assert dying.staged() == []
+
+
+async def test_a_writer_that_lives_does_not_reach_it(dying: Store) -> None:
+    _, fd = dying.close_file(b"a")
+    assert await dying.restart() == 1
+    os.pwrite(fd, b"survivor", 0)
+    os.close(fd)
+    assert dying.load(b"a") == DATA
+    assert dying.staged() == []
+
+
+async def test_what_cannot_be_read_ends_no_start(
+    dying: Store, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append(f"{LOST}.*Input/output error")
+    for name in (b"bad", b"good"):
+        _, fd = dying.close_file(name, DATA + name)
+        os.close(fd)
+    prepare = BlobDirectory.prepare
+    failed: list[int] = []
+
+    def fail_once(directory: BlobDirectory, fd: int) -> bytes:
+        if not failed:
+            failed.append(fd)
+            raise OSError(5, os.strerror(5))
+        return prepare(directory, fd)
+
+    monkeypatch.setattr(BlobDirectory, "prepare", fail_once)
+    assert await dying.restart() == 1
+    found = {name: dying.load(name) for name in (b"bad", b"good")}
+    assert [data for name, data in found.items() if data == DATA + name] != []
+    assert list(found.values()).count(None) == 1
+    assert dying.staged() == []
+
+
+async def test_rubbish_of_such_a_name_ends_no_start(
+    dying: Store, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append(f"{LOST}.*(is no regular file|No such file)")
+    kept, fd = dying.close_file(b"a")
+    os.close(fd)
+    staging = dying.directories[0].path / "staging"
+    store_id = dying.directories[0].store_id
+    (staging / f"{store_id}.run.1.zz").write_bytes(b"rubbish")
+    (staging / f"{store_id}.run.2.").mkdir()
+    os.mkfifo(staging / Kept(f"{store_id}.run.3", kept.ino, 1, 2, 3).name)
+    os.symlink("/etc/passwd", staging / Kept(f"{store_id}.run.4", kept.ino, 1, 2, 3).name)
+    assert await dying.restart() == 1
+    assert dying.load(b"a") == DATA
+    assert dying.staged() == []
+
+
+async def test_a_directory_that_comes_back_brings_nothing_old(dying: Store) -> None:
+    first, second, third = (DATA + name for name in (b"1", b"2", b"3"))
+    store(dying.node, b"a", first)
+    _, fd = dying.close_file(b"a", second, index=1)
+    os.close(fd)
+    assert await dying.restart(is_second_there=False) == 0
+    inode = dying.inode(b"a")
+    assert inode is not None
+    stage = dying.node.stage()
+    os.write(stage.fd, third)
+    await dying.node.publish_stage(stage, inode.ino, LATER_NS)
+    os.close(stage.fd)
+    assert await dying.restart() == 0
+    assert dying.load(b"a") == third
+    assert dying.staged() == []
+
+
+async def test_bytes_that_are_there_already_are_shared(dying: Store) -> None:
+    store(dying.node, b"same", DATA)
+    _, fd = dying.close_file(b"a")
+    os.close(fd)
+    assert await dying.restart() == 1
+    assert dying.load(b"a") == dying.load(b"same") == DATA
+    assert dying.staged() == []
