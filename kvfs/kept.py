@@ -13,15 +13,16 @@ import errno
 import logging
 import os
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
 
+from kvfs.belonging import Belonging
 from kvfs.blob_files import StagingFile, open_blob_file, remove_name
 from kvfs.blobs import BlobDirectory
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
@@ -71,6 +72,20 @@ def keep(directory: BlobDirectory, kept: Kept) -> bool:
             raise
         return False
     return True
+
+
+def refuse_to_join(
+    path: str, directories: Sequence[BlobDirectory | None], belonging: Belonging | None
+) -> None:
+    """Keep a store that was alone from a cluster while it has closed files that no node published:
+    their inodes are those of the metadata that it had alone. Raises `InvalidInput`."""
+    count = sum(len(d.kept_names()) for d in directories if d is not None)
+    if count and belonging is None:
+        raise InvalidInput(
+            path,
+            f"was killed with {count} closed files that are not stored yet, and would be lost in a"
+            " cluster; start it once without one, stop it, then join",
+        )
 
 
 async def publish_kept(node: Node, *, is_trusted: bool) -> int:

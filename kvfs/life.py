@@ -20,6 +20,7 @@ import trio
 from kvfs.belonging import (
     Belonging,
     confirm_join,
+    read_belonging,
     settle_alone,
     settle_in_cluster,
     undo_join,
@@ -29,7 +30,7 @@ from kvfs.boot import boot_id
 from kvfs.config import CLUSTER_LEASE_S, CLUSTER_RENEW_S, META_SYNC_INTERVAL_S
 from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
-from kvfs.kept import publish_kept
+from kvfs.kept import publish_kept, refuse_to_join
 from kvfs.local import serve_clients
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.names import escape
@@ -60,6 +61,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
                 settle_alone(config.home)
             trust = Trust(meta)
             reason = trust.distrust
+            if config.cluster is not None and reason is None:
+                refuse_to_join(str(config.home), directories, read_belonging(config.home))
             if reason is not None:
                 trust.set_aside()
             stack.callback(undo_join, config.home)

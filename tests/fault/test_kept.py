@@ -4,6 +4,7 @@ which the disk and the metadata may have gone on since."""
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB
 from kvfs.digest import digest_of
+from kvfs.errors import InvalidInput, Unavailable
 from kvfs.kept import Kept, keep, publish_kept, shown_digest
-from kvfs.life import recover
+from kvfs.life import recover, running
 from kvfs.meta.contract import ROOT_INO, Inode, Publication
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
-from kvfs.settings.words import Config, DirectoryConfig
+from kvfs.settings.words import ClusterConfig, Config, DirectoryConfig
 from tests.own_node import store
 
 DATA = b"closed" * (MIB // 2)
@@ -231,3 +233,21 @@ async def test_bytes_that_are_there_already_are_shared(dying: Store) -> None:
     assert await dying.restart() == 1
     assert dying.load(b"a") == dying.load(b"same") == DATA
     assert dying.staged() == []
+
+
+async def test_a_store_joins_no_cluster_before_it_is_published(tmp_path: Path) -> None:
+    dying = Store(tmp_path)
+    _, fd = dying.close_file(b"a", index=1)
+    os.close(fd)
+    dying.die()
+    alone = Config(tuple(directory.config for directory in dying.directories))
+    joining = replace(alone, cluster=ClusterConfig("redis://127.0.0.1:1"))
+    with pytest.raises(InvalidInput, match="1 closed files that are not stored yet"):
+        async with running(joining):
+            pass
+    async with running(alone) as node:
+        (inode,) = node.meta.resolve([b"a"])
+        assert inode is not None and inode.size_bytes == len(DATA)
+    with pytest.raises(Unavailable, match="see that a server runs"):
+        async with running(joining):
+            pass
