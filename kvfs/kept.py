@@ -88,17 +88,18 @@ def refuse_to_join(
         )
 
 
-async def publish_kept(node: Node, *, is_trusted: bool) -> int:
-    """Publish what was closed when a node died; how many files. Not `is_trusted`: inode numbers may
-    be those of other files by now, so all of it is lost."""
-    published = 0
+async def publish_kept(node: Node, *, is_trusted: bool) -> list[Inode]:
+    """Publish what was closed when a node died; these files. Not `is_trusted`: inode numbers may
+    be those of other files by now, so all of it is lost. Tiers hear of none of them."""
+    published = []
     for index, directory in enumerate(node.directories):
         for name in directory.kept_names() if directory is not None else ():
             assert directory is not None
             kept = Kept.parse(name)
             try:
                 if kept is not None and is_trusted:
-                    published += await _publish(node, index, directory, kept)
+                    inode = await _publish(node, index, directory, kept)
+                    published += [] if inode is None else [inode]
             except (KvfsError, OSError) as error:
                 log.error("a file that was closed before a crash is lost: %s", error)
             remove_name(directory.stage_path(name))
@@ -110,21 +111,21 @@ def shown_digest(inode: Inode) -> bytes:
     return inode.digest or bytes(DIGEST_BYTES)
 
 
-async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept) -> bool:
-    """Whether a file that was closed has its bytes now. KvfsError, OSError."""
+async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept) -> Inode | None:
+    """Give a file that was closed its bytes; None where it does not want them. KvfsError,
+    OSError."""
     inode = node.meta.inode(kept.ino)
     if inode is None or inode.nlink == 0 or not inode.is_regular:
-        return False  # it was removed
+        return None  # it was removed
     if shown_digest(inode) != kept.replaces:
-        return False  # the node died when it was published, or this is from before a later start
+        return None  # the node died when it was published, or this is from before a later start
     fd = open_blob_file(directory.stage_path(kept.name))
     try:
         async with _stage_of(node, index, directory, kept, fd) as stage:
             status = os.fstat(fd)
             if (status.st_size, status.st_mtime_ns) != (kept.size_bytes, kept.changed_ns):
                 raise Unavailable(f"inode {kept.ino} was written to after its close")
-            await node.publish_stage(stage, kept.ino, kept.mtime_ns)
-        return True
+            return await node.publish_stage(stage, kept.ino, kept.mtime_ns)
     finally:
         os.close(fd)
 

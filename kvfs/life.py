@@ -32,6 +32,7 @@ from kvfs.errors import Corrupt, InvalidInput, KvfsError, OutOfSpace, Unavailabl
 from kvfs.home import STORE_MARK, has_lost_mark, refuse_part
 from kvfs.kept import publish_kept, refuse_to_join
 from kvfs.local import serve_clients
+from kvfs.meta.contract import Inode
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.names import escape
 from kvfs.node import Node
@@ -85,7 +86,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             await _wait_for_place(engine, config.home)
         is_trusted = belonging is None and reason is None
         if kept := await publish_kept(node, is_trusted=is_trusted):
-            log.info("%d files were published that had been closed before a crash", kept)
+            log.info("%d files were published that had been closed before a crash", len(kept))
         recover(node)
         if belonging is not None and reason is not None:
             node.notices.append(f"{reason}: finding out what lies here")
@@ -98,7 +99,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(_sync_always, node)
             nursery.start_soon(_index_names, node)
             async with (
-                _with_tiers(node),
+                _with_tiers(node, kept),
                 _with_neighbours(node, engine, belonging),
                 _with_prefetch(node),
             ):
@@ -187,14 +188,19 @@ async def _wait_for_place(engine: LmdbEngine, home: Path) -> None:
 
 
 @asynccontextmanager
-async def _with_tiers(node: Node) -> AsyncIterator[None]:
-    """Use the tiers of the configuration for the length of a `with` block, where there are some."""
+async def _with_tiers(node: Node, published: Sequence[Inode]) -> AsyncIterator[None]:
+    """Use the tiers of the configuration for the length of a `with` block, where there are some;
+    they hear first of what was published without them."""
     if not node.config.tiers:
         yield
         return
     from kvfs.tiering.tiering import Tiering  # numpy and threads that most nodes never need
 
-    async with Tiering(node).running():
+    tiering = Tiering(node)
+    async with tiering.running():
+        for inode in published:
+            tiering.behind.published(inode)
+        tiering.behind.settle()
         yield
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB
@@ -18,11 +19,19 @@ from kvfs.life import recover, running
 from kvfs.meta.contract import ROOT_INO, Inode, Publication
 from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
-from kvfs.settings.words import ClusterConfig, Config, DirectoryConfig
+from kvfs.settings.words import (
+    TIER_LIMITS,
+    ClusterConfig,
+    Config,
+    DirectoryConfig,
+    TierConfig,
+    TierKind,
+)
 from tests.own_node import store
 
 DATA = b"closed" * (MIB // 2)
 LATER_NS = 1_500_000_000_123_456_789
+DEADLINE_S = 20.0
 LOST = "a file that was closed before a crash is lost: "
 
 
@@ -51,7 +60,7 @@ class Store:
         self.start(is_second_there=is_second_there)
         published = await publish_kept(self.node, is_trusted=is_trusted)
         recover(self.node)
-        return published
+        return len(published)
 
     def inode(self, name: bytes) -> Inode | None:
         return self.node.meta.resolve([name])[0]
@@ -251,3 +260,17 @@ async def test_a_store_joins_no_cluster_before_it_is_published(tmp_path: Path) -
     with pytest.raises(Unavailable, match="see that a server runs"):
         async with running(joining):
             pass
+
+
+async def test_it_is_copied_to_tiers_as_all_others(tmp_path: Path) -> None:
+    dying = Store(tmp_path)
+    _, fd = dying.close_file(b"a")
+    os.close(fd)
+    dying.die()
+    limits = TIER_LIMITS[TierKind.NVME]
+    tier = TierConfig("disk", TierKind.NVME, limits, path=tmp_path / "tier", min_free=0)
+    config = Config(tuple(d.config for d in dying.directories), tiers=(tier,))
+    async with running(config) as node:
+        with trio.fail_after(DEADLINE_S):
+            while not node.meta.tier_masks([digest_of(DATA)])[0]:
+                await trio.sleep(0.01)

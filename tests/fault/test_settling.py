@@ -4,6 +4,7 @@ The kernel's part is played by the tests: it writes into the stage, and gives a 
 import errno
 import os
 import stat
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB
-from kvfs.meta.contract import ROOT_INO, Inode
+from kvfs.errors import OutOfSpace
+from kvfs.kept import Kept
+from kvfs.meta.contract import ROOT_INO, Inode, Published
 from kvfs.node import Node
 from mount.handles import OpenFiles
 from mount.passthrough import BackingIds
@@ -54,6 +58,10 @@ def load(node: Node, name: bytes) -> bytes:
     assert fd is not None
     with os.fdopen(fd, "rb") as file:
         return file.read()
+
+
+def staged(node: Node) -> list[str]:
+    return [name for d in node.directories if d for name in os.listdir(d.path / "staging")]
 
 
 async def close(files: OpenFiles, fh: int) -> None:
@@ -116,3 +124,73 @@ async def test_an_overwritten_file_names_what_it_replaces(node: Node) -> None:
         assert kept is not None and kept.replaces == first.digest
         await files.settling.settle_all()
         assert load(node, b"a") == DATA[::-1]
+
+
+async def test_metadata_that_is_full_for_a_moment_costs_no_bytes(
+    node: Node, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("cannot be published yet: full")
+    publish = node.meta.publish
+
+    def refuse(*arguments: object) -> list[Published]:
+        raise OutOfSpace("full")
+
+    async with opened(node) as files:
+        fh, inode = create(node, files)
+        await close(files, fh)
+        monkeypatch.setattr(node.meta, "publish", refuse)
+        with pytest.raises(OutOfSpace):
+            await files.settle(inode.ino)
+        assert files.describe()["unsettled_why"] == "full"
+        monkeypatch.setattr(node.meta, "publish", publish)
+        await files.settle(inode.ino)
+        assert load(node, b"a") == DATA
+        assert files.describe()["unsettled_files"] == 0
+    await node.reclaim.remove_queued()
+    assert staged(node) == []
+    for index in range(len(node.directories)):
+        assert (node.space.staging_bytes(index), node.space.trash_bytes(index)) == (0, 0)
+
+
+async def test_a_mount_that_ends_leaves_it_to_the_next_start(
+    node: Node, monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings += ["cannot be published yet: full", "is left to the next start"]
+
+    def refuse(*arguments: object) -> list[Published]:
+        raise OutOfSpace("full")
+
+    async with opened(node) as files:
+        fh, inode = create(node, files)
+        await close(files, fh)
+        monkeypatch.setattr(node.meta, "publish", refuse)
+        await files.settling.settle_all()
+    kept = [Kept.parse(name) for name in staged(node)]
+    assert [found.ino for found in kept if found is not None] == [inode.ino]
+
+
+async def test_what_is_removed_while_its_digest_is_made(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    prepare = BlobDirectory.prepare
+
+    def prepare_slowly(directory: BlobDirectory, fd: int) -> bytes:
+        begun.set()
+        assert ended.wait(10)
+        return prepare(directory, fd)
+
+    monkeypatch.setattr(BlobDirectory, "prepare", prepare_slowly)
+    async with opened(node) as files:
+        fh, inode = create(node, files)
+        await close(files, fh)
+        assert await trio.to_thread.run_sync(begun.wait, 10)
+        node.unlink(ROOT_INO, b"a")
+        ended.set()
+        await files.settling.settle_all()
+        assert files.versions.get(inode.ino) is None
+        assert files.describe()["unsettled_files"] == 0
+    assert node.meta.inode(inode.ino) is None
+    await node.reclaim.remove_queued()
+    assert staged(node) == []
+    assert node.meta.usage().blobs == 0
