@@ -78,7 +78,8 @@ class Opened:
 
 
 class OpenFiles:
-    """All open regular files of a mount."""
+    """All open regular files of a mount. A file that was closed and is published later counts as
+    open for writing until then."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class OpenFiles:
         self._sent_back = SentBack()
         self.published = PublishedBytes(node)
         self.backing = BackingIds(-1, "the kernel has not been asked yet")
-        self.settling = Settling(self._settle, self._let_go)
+        self.settling = Settling(self._settle, self._note_settled)
         node.on_nameless(self.settling.forget)
         node.on_settle(self.settling.settle_seen)
         self.reuse = ReusedOpens(
@@ -134,7 +135,7 @@ class OpenFiles:
                 async with Held(version.lock):
                     await self._stages.through.note_mapped(version.through, version.ino)
         except BaseException as error:
-            self._leave_early(version, is_writer, is_backed=backing_id is not None)
+            self._leave(version, is_writer, is_backed=backing_id is not None)
             if isinstance(error, NamespaceError) and error.code == errno.ESTALE:
                 raise self._send_back(thread, version.ino) from error
             raise
@@ -257,24 +258,17 @@ class OpenFiles:
         self.reuse.withdraw(self.numbers.current(ino))
         return NamespaceError(errno.ESTALE)
 
-    def _leave_early(self, version: Version, is_writer: bool, *, is_backed: bool) -> None:
-        """Leave a version without a handle. All other writers may have gone since it was entered,
-        and what they closed may wait: then this one is held in place of the last of them."""
-        if is_writer and is_backed and version.writers == 1 and version.ino in self.settling:
-            self.settling.hold(version.ino, self._add(version, is_writer, is_direct=False))
-            return
+    def _leave(self, version: Version, is_writer: bool, *, is_backed: bool = True) -> None:
+        """End one open of a version. `is_backed`: it counts for the kernel's rule as well."""
         if is_backed:
             self.backing.leave(version.number)
-        self._leave(version, is_writer)
-
-    def _leave(self, version: Version, is_writer: bool) -> None:
         if is_writer:
             version.writers -= 1
             if version.writers == 0:
                 self._stages.end_through(version)
         else:
             version.readers -= 1
-        if version.readers + version.writers == 0:
+        if version.opens == 0:
             self._end(version)
         self._node.release(version.ino)
 
@@ -334,10 +328,10 @@ class OpenFiles:
         try:
             async with Held(version.lock):
                 await self._stages.truncate(version, size_bytes)
-                if version.writers == 1:
+                if version.writers == 1 or version.ino in self.settling:
                     await self._publish(version)
         finally:
-            self._leave_early(version, is_writer=True, is_backed=is_backed)
+            self._leave(version, is_writer=True, is_backed=is_backed)
 
     def set_mtime(self, number: int, mtime_ns: int) -> None:
         """A time that a person set stays until the next write, published or not."""
@@ -367,6 +361,9 @@ class OpenFiles:
             return False
         if not await self._stages.through.keep(through, version.ino):
             return False
+        if version.ino not in self.settling:  # from now on it counts as open for writing
+            self.versions.enter(version, is_writer=True)
+            self.backing.enter(version.number, None)
         self.settling.put_off(version.ino, through.size_bytes)
         return True
 
@@ -384,9 +381,6 @@ class OpenFiles:
             return
         handle = self._handles[fh]
         version = handle.version
-        is_last = handle.is_writer and version.writers == 1
-        if is_last and version.through is not None and self.settling.hold(version.ino, fh):
-            return
         try:
             if handle.is_writer and version.writers == 1 and version.has_news:
                 async with Held(version.lock):
@@ -405,15 +399,23 @@ class OpenFiles:
             await self.settling.settle(ino)
 
     async def _settle(self, ino: int) -> None:
-        version = self.versions.get(self.numbers.current(ino))
-        assert version is not None, "its last writer is held"
+        version = self._unsettled(ino)
         async with Held(version.lock):
             await self._publish(version)
+
+    def _note_settled(self, ino: int) -> None:
+        """A file waits no more, and does not count as open for that."""
+        self._leave(self._unsettled(ino), is_writer=True)
+
+    def _unsettled(self, ino: int) -> Version:
+        """The version that a file has which waits."""
+        version = self.versions.get(self.numbers.current(ino))
+        assert version is not None, "it counts as open for writing"
+        return version
 
     def _let_go(self, fh: int) -> None:
         """Nobody has a handle any more."""
         handle = self._handles.pop(fh)
-        self.backing.leave(handle.version.number)
         self._leave(handle.version, handle.is_writer)
 
     def _is_as_opened(self, fh: int) -> bool:
@@ -449,10 +451,11 @@ class OpenFiles:
         """For `kvfs status`: who serves reads, why not the kernel, and how many files are open."""
         kernel, python = self.backing.count()
         why_not = self.backing.why_not
+        closed = sum(self._unsettled(ino).opens == 1 for ino in self.settling)
         return {
             "reads": "python" if why_not else "passthrough",
             "why_not_passthrough": why_not,
-            "open_in_passthrough": kernel - self.reuse.count_idle() - self.settling.held,
+            "open_in_passthrough": kernel - self.reuse.count_idle() - closed,
             "open_in_python": python,
             **self.settling.describe(),
         }
@@ -460,12 +463,11 @@ class OpenFiles:
     def close(self) -> None:
         """The mount has ended: drop what was not published and let everything go."""
         self.reuse.withdraw_all()
+        for ino in self.settling:
+            log.warning("inode %d is left to the next start to publish", ino)
         for handle in list(self._handles.values()):
-            if handle.version.ino in self.settling:
-                log.warning("inode %d is left to the next start to publish", handle.version.ino)
-                continue
             # A writer may outlive the mount: what it wrote to stays on record as open.
             handle.version.through = None
-            self._leave(handle.version, handle.is_writer)
+            self._leave(handle.version, handle.is_writer, is_backed=False)
         self._handles.clear()
         self.backing.close()

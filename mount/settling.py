@@ -4,10 +4,9 @@ A digest costs close() a third of the time in which a file of 16 MiB is written 
 more where it has to be read from a disk again. So a large file that the kernel wrote
 (`mount.through`) is published when nobody writes for a moment, when it has waited for
 `SETTLE_AGE_S`, or when somebody asks who sees published files only: a client on the node's socket,
-`.kvfs`, a writer that comes back. Until then its last writer is held as if it had the file open, so
+`.kvfs/prefixes`, a writer that comes back. Until then it counts as open for writing once more, so
 that it has its size, its names and its bytes for everyone in the mount, and `kvfs.kept` sees to it
-that a crash loses nothing. (Who closes may have another descriptor, so a file may be published
-before its last writer goes; then none is held.)
+that a crash loses nothing.
 
 What waits is bounded: a close that finds no room among it publishes by itself. A file that cannot
 be published waits on, and is tried again.
@@ -15,7 +14,7 @@ be published waits on, and is tried again.
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -40,7 +39,6 @@ class _Waiting:
     ino: int
     size_bytes: int
     due_s: float  # at the latest
-    writer: int | None = None  # the handle of the last one, who has gone
     is_awaited: bool = False
     not_before_s: float = 0.0  # after a failure
     problem: Exception | None = None
@@ -48,14 +46,14 @@ class _Waiting:
 
 
 class Settling:
-    """What waits. `publish(ino)` publishes a file, or raises what keeps it from that, and
-    `end(fh)` lets a writer go that was held; `run` alone calls them."""
+    """What waits. `publish(ino)` publishes a file, or raises what keeps it from that; `run` alone
+    calls it. `note_end(ino)` hears of each file that does not wait any more."""
 
     def __init__(
-        self, publish: Callable[[int], Awaitable[None]], end: Callable[[int], None]
+        self, publish: Callable[[int], Awaitable[None]], note_end: Callable[[int], None]
     ) -> None:
         self._publish = publish
-        self._end_writer = end
+        self._note_end = note_end
         self._waiting: dict[int, _Waiting] = {}  # by inode, the oldest first
         self._bytes = 0
         self._current: _Waiting | None = None
@@ -66,6 +64,9 @@ class Settling:
 
     def __contains__(self, ino: int) -> bool:
         return ino in self._waiting
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._waiting)
 
     def note_writer(self) -> None:
         """Somebody began to write a file, or has closed one."""
@@ -85,14 +86,6 @@ class Settling:
         waiting.size_bytes = size_bytes
         self.note_writer()
         self._wake.set()
-
-    def hold(self, ino: int, fh: int) -> bool:
-        """Whether a file waits, whose last writer has gone: its handle ends when that is over."""
-        waiting = self._waiting.get(ino)
-        if waiting is not None:
-            assert waiting.writer is None
-            waiting.writer = fh
-        return waiting is not None
 
     def forget(self, ino: int) -> None:
         """A file has lost its last name, and need not be published any more."""
@@ -187,14 +180,8 @@ class Settling:
     def _end(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.ino]
         self._bytes -= waiting.size_bytes
-        if waiting.writer is not None:
-            self._end_writer(waiting.writer)
+        self._note_end(waiting.ino)
         waiting.tried.set()
-
-    @property
-    def held(self) -> int:
-        """How many writers have gone and are held."""
-        return sum(waiting.writer is not None for waiting in self._waiting.values())
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: what waits, and why it does still."""

@@ -55,6 +55,11 @@ class Version:
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
+    def opens(self) -> int:
+        """How often it is open."""
+        return self.readers + self.writers
+
+    @property
     def has_news(self) -> bool:
         """Whether there may be something to publish."""
         return self.is_dirty if self.through is None else self.through.is_changed

@@ -83,24 +83,20 @@ async def test_who_asks_gets_it_at_once(bench: Bench, autojump_clock: MockClock)
     assert trio.current_time() == 0
 
 
-async def test_a_last_writer_ends_when_its_file_is_published(
-    bench: Bench, autojump_clock: MockClock
-) -> None:
-    assert not bench.settling.hold(7, fh=70)
+async def test_the_end_of_waiting_is_told_once(bench: Bench, autojump_clock: MockClock) -> None:
     bench.settling.put_off(7, MIB)
-    assert bench.settling.hold(7, fh=70)
-    assert (bench.settling.held, bench.ended) == (1, [])
+    bench.settling.put_off(7, MIB)
+    assert (list(bench.settling), bench.ended) == ([7], [])
     await bench.settling.settle(7)
-    assert (bench.settling.held, bench.ended) == (0, [70])
+    assert (list(bench.settling), bench.ended) == ([], [7])
 
 
 async def test_a_file_that_lost_its_name_is_let_go(bench: Bench, autojump_clock: MockClock) -> None:
     bench.settling.put_off(7, MIB)
-    bench.settling.hold(7, fh=70)
     bench.settling.forget(7)
     bench.settling.forget(8)  # which does not wait
     await after(SETTLE_AGE_S)
-    assert (bench.published, bench.ended) == ([], [70])
+    assert (bench.published, bench.ended) == ([], [7])
 
 
 async def test_one_that_is_being_published_is_not_let_go_twice(
@@ -108,13 +104,12 @@ async def test_one_that_is_being_published_is_not_let_go_twice(
 ) -> None:
     bench.gate = trio.Event()
     bench.settling.put_off(7, MIB)
-    bench.settling.hold(7, fh=70)
     await after(SETTLE_QUIET_S * 2)
     bench.settling.forget(7)
     assert bench.ended == []
     bench.gate.set()
     await after(0)
-    assert bench.ended == [70]
+    assert bench.ended == [7]
 
 
 async def test_what_cannot_be_published_waits_on(
@@ -123,7 +118,6 @@ async def test_what_cannot_be_published_waits_on(
     allow_warnings.append("inode 7 cannot be published yet: no room")
     bench.failures = [OutOfSpace("no room"), OutOfSpace("no room")]
     bench.settling.put_off(7, MIB)
-    bench.settling.hold(7, fh=70)
     with pytest.raises(OutOfSpace, match="no room"):
         await bench.settling.settle(7)
     assert bench.settling.describe() == {
@@ -134,7 +128,7 @@ async def test_what_cannot_be_published_waits_on(
     await bench.settling.settle_all()  # fails again, and does not wait for what comes later
     assert (bench.published, bench.ended) == ([], [])
     await after(SETTLE_RETRY_S * 1.1)
-    assert (bench.published, bench.ended) == ([7], [70])
+    assert (bench.published, bench.ended) == ([7], [7])
     assert bench.settling.describe()["unsettled_files"] == 0
 
 
@@ -160,7 +154,7 @@ async def test_a_publication_that_needs_room_does_not_wait_for_itself(
         published.append(ino)
 
     published: list[int] = []
-    settling = Settling(publish, lambda fh: None)
+    settling = Settling(publish, lambda ino: None)
     nursery.start_soon(settling.run)
     settling.put_off(7, MIB)
     await settling.settle(7)
