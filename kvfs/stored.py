@@ -5,15 +5,17 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 
 import xxhash
 
 from kvfs.chunk import ChunkHeader, decode_header, header_bytes_needed
 from kvfs.config import MIB, PAGE_BYTES
 from kvfs.errors import Corrupt
+from kvfs.file_io import is_cached
 
 _READ_BYTES = 4 * MIB
-_MAPPED_BYTES = 64 * MIB  # at a time
+_MAPPED_BYTES = 16 * MIB  # at a time
 _POPULATE_READ = 22  # madvise(2), Linux 5.14; Python's mmap module does not name it
 _NOT_IN_KERNEL = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of two disks
 
@@ -26,30 +28,38 @@ def allocated_bytes(status: os.stat_result) -> int:
 def digest_file(fd: int) -> bytes:
     """The digest of an open file, read from its start. May block."""
     hasher = xxhash.xxh3_128()
-    # Clearing more than is needed would cost small files more than their digest.
-    wanted_bytes = max(PAGE_BYTES, os.fstat(fd).st_size)
-    buffer = memoryview(bytearray(min(_READ_BYTES, wanted_bytes)))
-    done_bytes = 0
-    while count := os.preadv(fd, [buffer], done_bytes):
-        hasher.update(buffer[:count])
-        done_bytes += count
+    _hash_range(hasher, fd, 0, sys.maxsize)
     return hasher.digest()
 
 
 def digest_own_file(fd: int) -> bytes:
     """As `digest_file`, in half the time, of a file that nobody but this process can shorten
-    meanwhile: its pages are hashed where they lie. May block."""
+    meanwhile: what memory has of it is hashed where it lies. May block, but holds the interpreter
+    for no longer than pages take to be mapped."""
     hasher = xxhash.xxh3_128()
     size_bytes = os.fstat(fd).st_size
     try:
         for begin in range(0, size_bytes, _MAPPED_BYTES):
             length = min(_MAPPED_BYTES, size_bytes - begin)
+            if not is_cached(fd, begin, length):  # populating would wait for the disk with the lock
+                _hash_range(hasher, fd, begin, begin + length)
+                continue
             with mmap.mmap(fd, length, prot=mmap.PROT_READ, offset=begin) as piece:
                 piece.madvise(_POPULATE_READ)  # what cannot be read raises here, and kills later
                 hasher.update(piece)
     except (OSError, ValueError):  # a file system that maps nothing; a page that cannot be read
         return digest_file(fd)
     return hasher.digest()
+
+
+def _hash_range(hasher: xxhash.xxh3_128, fd: int, begin: int, end: int) -> None:
+    """Add what a file holds from `begin` to `end`, or to its own end."""
+    # Clearing more than is needed would cost small files more than their digest.
+    wanted_bytes = max(PAGE_BYTES, min(end, os.fstat(fd).st_size) - begin)
+    buffer = memoryview(bytearray(min(_READ_BYTES, wanted_bytes)))
+    while count := os.preadv(fd, [buffer[: end - begin]], begin):
+        hasher.update(buffer[:count])
+        begin += count
 
 
 def may_have_writer(fd: int) -> bool:
