@@ -28,6 +28,7 @@ CLIENT_START_INTERVAL_S = 20.0  # between two tries to start a node, where anoth
 
 META_BYTES_MAX = 16 * GIB  # address space of the LMDB map; the file grows as it is used
 META_READERS_MAX = 16
+META_IDENTITY_BYTES = 8
 META_INODES_CACHED_MAX = 65_536  # about 30 MiB
 META_DIRECTORIES_CACHED_MAX = 65_536
 DISK_FIGURES_S = 0.005  # how old what a disk says of its room may be

@@ -22,7 +22,8 @@ import trio
 from kvfs.belonging import Belonging
 from kvfs.blob_files import StagingFile, open_blob_file, remove_name
 from kvfs.blobs import BlobDirectory
-from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from kvfs.config import META_IDENTITY_BYTES
+from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.meta.contract import DIGEST_BYTES, Inode
 from kvfs.node import Node
 from kvfs.stage import Stage
@@ -30,7 +31,7 @@ from kvfs.stored import copy_bytes, may_have_writer
 
 log = logging.getLogger(__name__)
 
-_NOTE = struct.Struct(f">QQqq{DIGEST_BYTES}s")
+_NOTE = struct.Struct(f">QQqq{DIGEST_BYTES}s{META_IDENTITY_BYTES}s")
 # What a file system says that has no hard links, or no more of them for a file.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -45,12 +46,13 @@ class Kept:
     changed_ns: int  # mtime of the stage, which each write moves
     mtime_ns: int  # what the inode is to show
     replaces: bytes = bytes(DIGEST_BYTES)  # the digest of what the inode showed, zeros for nothing
+    metadata: bytes = bytes(META_IDENTITY_BYTES)  # whose inode it is: `MetaEngine.identity`
 
     @property
     def name(self) -> str:
         """What the stage is also called, in `staging`."""
-        fields = self.ino, self.size_bytes, self.changed_ns, self.mtime_ns, self.replaces
-        note = _NOTE.pack(*fields)
+        times = self.changed_ns, self.mtime_ns
+        note = _NOTE.pack(self.ino, self.size_bytes, *times, self.replaces, self.metadata)
         return f"{self.stage}.{note.hex()}"
 
     @classmethod
@@ -90,7 +92,8 @@ def refuse_to_join(
 
 async def publish_kept(node: Node, *, is_trusted: bool) -> list[Inode]:
     """Publish what was closed when a node died; these files. Not `is_trusted`: inode numbers may
-    be those of other files by now, so all of it is lost. Tiers hear of none of them."""
+    be those of other files by now, so all of it is lost. Tiers hear of none of them. Raises
+    `OutOfSpace`, and loses nothing, where the disk is full."""
     published = []
     for index, directory in enumerate(node.directories):
         for name in directory.kept_names() if directory is not None else ():
@@ -101,9 +104,18 @@ async def publish_kept(node: Node, *, is_trusted: bool) -> list[Inode]:
                     inode = await _publish(node, index, directory, kept)
                     published += [] if inode is None else [inode]
             except (KvfsError, OSError) as error:
+                if isinstance(error, OutOfSpace) or _is_full(error):
+                    raise OutOfSpace(
+                        f"{directory.path}: its disk is full, and files that were closed before a"
+                        f" crash are still to be stored ({error}); free some room, then start again"
+                    ) from error
                 log.error("a file that was closed before a crash is lost: %s", error)
             remove_name(directory.stage_path(name))
     return published
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def shown_digest(inode: Inode) -> bytes:
@@ -114,6 +126,8 @@ def shown_digest(inode: Inode) -> bytes:
 async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept) -> Inode | None:
     """Give a file that was closed its bytes; None where it does not want them. KvfsError,
     OSError."""
+    if kept.metadata != node.meta.identity:
+        return None  # it lay in a directory that was missing when the metadata was made anew
     inode = node.meta.inode(kept.ino)
     if inode is None or inode.nlink == 0 or not inode.is_regular:
         return None  # it was removed

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _NODE_GAUGES = ("clients", "files", "blobs", "size_bytes", "used_bytes")
+_MOUNT_GAUGES = ("open_in_passthrough", "open_in_python", "unsettled_files", "unsettled_bytes")
 _DIRECTORY_GAUGES = ("used_bytes", "room_bytes", "disk_free_bytes", "staging_bytes")
 _TIER_GAUGES = (
     "blobs", "size_bytes", "free_bytes", "in_flight", "read_bytes_per_s", "put_bytes_per_s",
@@ -31,6 +32,9 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _metric("start_time_seconds", "gauge", [({}, status["started_ns"] / 1e9)])
     for name, value in status["counters"].items():
         yield from _metric(f"{name}_total", "counter", [({}, value)])
+    if (mount := status["mount"]) is not None:
+        for name in _MOUNT_GAUGES:
+            yield from _metric(f"mount_{name}", "gauge", [({}, mount[name])])
     directories = [one for one in status["directories"] if one["present"]]
     yield from _of_each("directory", "path", directories, _DIRECTORY_GAUGES, ())
     if (tiering := status["tiering"]) is None:

@@ -71,7 +71,6 @@ class Through:
     growth: Stage | None = None  # room for what comes after it was published as it is
     counted_bytes: int = 0  # as what was published
     kept: Kept | None = None  # what the next start would make of it
-    closed_ns: int = 0  # when it was kept; what ctime shows
 
     def mark(self) -> Mark:
         """Another whenever the bytes are."""
@@ -87,12 +86,6 @@ class Through:
         if self.set_mtime is not None and self.set_mtime[1] == self.mark():
             return self.set_mtime[0]
         return os.fstat(self.stage.fd).st_mtime_ns
-
-    def ctime_ns(self, mark: Mark) -> int:
-        """When what is published now was closed, if that is past; else 0."""
-        kept = self.kept
-        is_as_kept = kept is not None and mark == (kept.size_bytes, kept.changed_ns)
-        return self.closed_ns if is_as_kept else 0
 
     @property
     def is_changed(self) -> bool:
@@ -147,13 +140,13 @@ class ThroughFiles:
         if inode is None:  # it was removed meanwhile
             return False
         replaces = shown_digest(inode)
-        kept = Kept(stage.name, ino, size_bytes, changed_ns, through.mtime_ns, replaces)
+        mtime_ns, identity = through.mtime_ns, self._node.meta.identity
+        kept = Kept(stage.name, ino, size_bytes, changed_ns, mtime_ns, replaces, identity)
         if kept != through.kept:
             if not keep(self._directory(stage), kept):
                 return False
             self._end_keeping(through)
             through.kept = kept
-            through.closed_ns = self._node.now_ns()
         return True
 
     def _end_keeping(self, through: Through) -> None:
@@ -177,7 +170,7 @@ class ThroughFiles:
         if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
             published = await self._publish_itself(through, before, ino, mtime_ns)
         if published is None:
-            published = await self._publish_copy(through.stage.fd, before[0], ino, mtime_ns)
+            published = await self._publish_copy(through.stage.fd, before, ino, mtime_ns)
         through.published = before
         self._end_keeping(through)
         return published
@@ -204,7 +197,7 @@ class ThroughFiles:
                 ino,
                 mtime_ns,
                 digest,
-                ctime_ns=through.ctime_ns(before),
+                ctime_ns=before[1],
                 writable_bytes=before[0],
             )
         except InUse:
@@ -232,14 +225,17 @@ class ThroughFiles:
         assert directory is not None
         return directory
 
-    async def _publish_copy(self, fd: int, size_bytes: int, ino: int, mtime_ns: int) -> Inode:
+    async def _publish_copy(self, fd: int, before: Mark, ino: int, mtime_ns: int) -> Inode:
+        size_bytes, changed_ns = before
         copy = self._node.stage(size_bytes)
         try:
             await self._node.reserve(copy, size_bytes)
             digest = await trio.to_thread.run_sync(
                 _prepare_copy, self._directory(copy), fd, copy.fd, size_bytes
             )
-            published = await self._node.publish_stage(copy, ino, mtime_ns, digest)
+            published = await self._node.publish_stage(
+                copy, ino, mtime_ns, digest, ctime_ns=changed_ns
+            )
         except BaseException:
             if copy.is_open:
                 self._node.discard(copy)

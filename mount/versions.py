@@ -65,12 +65,12 @@ class Versions:
         version = self._versions.get(self.numbers.current(inode.ino))
         if version is not None and version.through is not None:
             through = version.through
-            ctime_ns = max(inode.ctime_ns, through.closed_ns)
+            size_bytes, changed_ns = through.mark()
             shown = replace(
                 inode,
-                size_bytes=through.size_bytes,
+                size_bytes=size_bytes,
                 mtime_ns=through.mtime_ns,
-                ctime_ns=ctime_ns,
+                ctime_ns=max(inode.ctime_ns, changed_ns),
             )
             return shown, True
         if version is None or version.stage is None:

@@ -218,6 +218,8 @@ class MetaEngine(TierRecords, Protocol):
     fault of the disk `Unavailable`; nothing has changed then.
     """
 
+    identity: bytes  # of the tables that inode numbers are of: none made after them has it
+
     def close(self) -> None: ...
 
     # Reading -------------------------------------------------------------------------------------

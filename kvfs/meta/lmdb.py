@@ -25,6 +25,7 @@ import lmdb
 
 from kvfs.config import (
     META_BYTES_MAX,
+    META_IDENTITY_BYTES,
     META_READERS_MAX,
     MIB,
     PAGE_BYTES,
@@ -40,6 +41,7 @@ from kvfs.meta.view import STATE_KEY, STATE_TABLE, TABLES_MAX, InodeCache, Table
 
 LAYOUT_VERSION = 1
 _VERSION_KEY = b"version"
+_IDENTITY_KEY = b"identity"
 _COMMIT_BYTES = MIB  # what a transaction may write: with less room left, room is what it lacked
 log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -60,6 +62,7 @@ class Database:
     tables: Tables
     directory: Path
     is_new: bool  # made by `open`
+    identity: bytes  # what no other database has
 
     @classmethod
     def open(cls, directory: Path, root: Inode, map_bytes: int = META_BYTES_MAX) -> "Database":
@@ -94,6 +97,7 @@ class Database:
                 tables = Tables.open(env, txn)
                 if is_new:
                     _lay_out(txn, tables, root)
+                identity = _identify(txn, tables)
         except _DAMAGE as error:
             env.close()
             raise _distrust(directory, error) from error
@@ -103,7 +107,7 @@ class Database:
         except BaseException:
             env.close()
             raise
-        return cls(env, tables, directory, is_new)
+        return cls(env, tables, directory, is_new, identity)
 
     def skip_inos(self, count: int) -> int:
         """Leave out so many inode numbers; the one that is next. Raises `OutOfSpace` and
@@ -128,6 +132,7 @@ class LmdbEngine(TableEngine):
         self._directory = database.directory
         self._tables = database.tables
         self.is_new = database.is_new  # made just now
+        self.identity = database.identity
         self._cache = InodeCache()
         self._packed_totals: bytes | None = None  # as on record; None: not known
         self._lookups = Lookups(self.usage().inodes)
@@ -278,6 +283,15 @@ def _check_version(env: lmdb.Environment, txn: "lmdb.Transaction[bytes]", direct
             "that wrote it, or move it away and rebuild it",
         )
     return False
+
+
+def _identify(txn: "lmdb.Transaction[bytes]", tables: Tables) -> bytes:
+    """What this database is told from others by; older ones get it when they are opened."""
+    identity = txn.get(_IDENTITY_KEY, db=tables.state)
+    if identity is None:
+        identity = os.urandom(META_IDENTITY_BYTES)
+        txn.put(_IDENTITY_KEY, identity, db=tables.state)
+    return identity
 
 
 def _lay_out(txn: "lmdb.Transaction[bytes]", tables: Tables, root: Inode) -> None:

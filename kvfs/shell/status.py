@@ -43,14 +43,19 @@ def _mounted_at(session: Session, mountpoint: str | None) -> str:
     return f"not mounted ({dead} is dead: mount it again)" if dead else "not mounted"
 
 
-def _reads(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Who serves reads of the mount, and why not the kernel."""
-    if mount is not None:
-        if mount.get("reads") == "symlink":
-            yield "reads", "by symbolic links to the blobs"
-            return
-        why_not = mount["why_not_passthrough"]
+def _mount(mount: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Who serves reads of the mount, and why not the kernel; what cannot be stored yet."""
+    if mount is None:
+        return
+    why_not = mount["why_not_passthrough"]
+    if mount.get("reads") == "symlink":
+        yield "reads", "by symbolic links to the blobs"
+    else:
         yield "reads", f"from Python: {why_not}" if why_not else "kernel passthrough"
+    if why := mount.get("unsettled_why"):
+        waiting = count_text(mount["unsettled_files"], "closed file")
+        size = size_text(mount["unsettled_bytes"])
+        yield "warning", f"{waiting} ({size}) not stored yet, bytes only in the mount: {why}"
 
 
 def _cluster(cluster: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -90,7 +95,7 @@ def _status_lines(
             ("node", f"pid {found['pid']}, version {found['version']}"),
             ("up", age_text(found["now_ns"] - found["started_ns"])),
             ("mounted at", _mounted_at(session, found["mountpoint"])),
-            *_reads(found["mount"]),
+            *_mount(found["mount"]),
             *_cluster(found.get("cluster")),
             ("clients", str(found["clients"])),
             ("inodes", f"{found['files']:,}"),

@@ -5,12 +5,16 @@ kernel does not serve writes."""
 import errno
 import mmap
 import os
+import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvfs.config import MIB
+from tests.commands import kvfs, kvfs_text
 from tests.e2e.written_through import LARGE, make, require_through, stored
 from tests.mounts import MountProcess, describe
 from tests.processes import wait_until
@@ -26,6 +30,17 @@ def mounted(start_mount) -> MountProcess:  # type: ignore[no-untyped-def]  # a f
 @pytest.fixture
 def place(mounted: MountProcess) -> Path:
     return mounted.mountpoint
+
+
+@contextmanager
+def immutable(directory: Path) -> Iterator[None]:
+    """No name can be made in a directory, by nobody."""
+    if subprocess.run(["chattr", "+i", directory], check=False, timeout=30).returncode:
+        pytest.skip("this file system has no immutable directories")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", directory], check=True, timeout=30)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -242,3 +257,21 @@ def test_links_show_as_soon_as_a_file_is_closed(start_mount) -> None:  # type: i
     mount = require_through(start_mount(config="[mount]\nsymlink = true\n"))
     write(mount.mountpoint / "a", os.urandom(LARGE))
     assert (mount.mountpoint / "a").is_symlink()
+
+
+def test_what_cannot_be_stored_yet_is_said(start_mount) -> None:  # type: ignore[no-untyped-def]  # a fixture's callable
+    mount = require_through(start_mount(allow="inode 3 cannot be published yet"))
+    data = os.urandom(LARGE)
+    with immutable(mount.store / "blobs"):
+        write(mount.mountpoint / "a", data)
+        wait_until(lambda: describe(mount)["unsettled_why"] is not None)
+        assert (mount.mountpoint / "a").read_bytes() == data
+        said = kvfs_text("status", store=mount.store)
+        assert "1 closed file (3 MiB) not stored yet, bytes only in the mount: " in said
+        metrics = (mount.mountpoint / ".kvfs" / "metrics").read_text()
+        assert "kvfs_mount_unsettled_files 1\n" in metrics
+        examined = kvfs("doctor", store=mount.store)
+        assert examined.returncode == 1
+        assert "1 closed file cannot be stored yet: " in examined.stdout
+    wait_until(lambda: stored(mount, b"a") == data)
+    assert describe(mount)["unsettled_why"] is None

@@ -1,6 +1,7 @@
 """What a start makes of files that were closed when their node died (`kvfs.kept`): each way in
 which the disk and the metadata may have gone on since."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB
 from kvfs.digest import digest_of
-from kvfs.errors import InvalidInput, Unavailable
+from kvfs.errors import InvalidInput, OutOfSpace, Unavailable
 from kvfs.kept import Kept, keep, publish_kept, shown_digest
 from kvfs.life import recover, running
 from kvfs.meta.contract import ROOT_INO, Inode, Publication
@@ -88,7 +89,8 @@ class Store:
         os.write(staged.fd, data)
         changed_ns = os.fstat(staged.fd).st_mtime_ns
         replaces = shown_digest(inode)
-        kept = Kept(staged.name, inode.ino, len(data), changed_ns, LATER_NS, replaces)
+        fields = staged.name, inode.ino, len(data), changed_ns, LATER_NS, replaces
+        kept = Kept(*fields, node.meta.identity)
         assert keep(directory, kept)
         return kept, staged.fd
 
@@ -119,6 +121,33 @@ async def test_what_was_removed_stays_removed(dying: Store) -> None:
     assert await dying.restart() == 0
     assert dying.inode(b"a") is None
     assert dying.staged() == []
+
+
+async def test_inodes_of_other_metadata_get_nothing(dying: Store) -> None:
+    """A directory was missing when the metadata was set aside: its names outlive that."""
+    _, fd = dying.close_file(b"a", index=1)
+    os.close(fd)
+    dying.die()
+    os.unlink(dying.directories[0].path / "meta" / "data.mdb")
+    dying.start(is_second_there=False)
+    other = dying.node.meta.make(ROOT_INO, b"other", stat.S_IFREG | 0o600, 0, 0, 0)
+    assert await dying.restart() == 0
+    assert (other.ino, dying.load(b"other")) == (2, None)
+    assert dying.staged() == []
+
+
+async def test_a_full_disk_loses_nothing(dying: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _, fd = dying.close_file(b"a")
+    os.close(fd)
+    with monkeypatch.context() as full:
+        full.setattr(os, "mkdir", refuse)
+        with pytest.raises(OutOfSpace, match="free some room, then start again"):
+            await dying.restart()
+    assert await dying.restart() == 1
+    assert dying.load(b"a") == DATA
 
 
 async def test_inodes_that_may_be_others_get_nothing(dying: Store) -> None:

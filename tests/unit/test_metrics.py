@@ -19,7 +19,8 @@ def status(tiering: dict[str, Any] | None = None, **fields: Any) -> dict[str, An
     return {
         "clients": 1, "files": 2, "blobs": 3, "size_bytes": 4, "used_bytes": 5,
         "started_ns": 10**9, "now_ns": 3 * 10**9, "counters": {"lookups": 10, "opens": 4},
-        "directories": [directory, {"present": False, "index": 1}], "tiering": tiering, **fields,
+        "directories": [directory, {"present": False, "index": 1}], "tiering": tiering,
+        "mount": None, **fields,
     }  # fmt: skip
 
 
@@ -52,6 +53,17 @@ def test_each_line_is_of_the_format_and_each_metric_has_one_type() -> None:
     assert 'kvfs_tier_hits_total{tier="scratch"} 3' in samples
     assert r'kvfs_directory_room_bytes{directory="/a \"b\"\\\n"} 2' in samples
     assert not any("free_bytes{tier" in line for line in samples)  # nobody knows it
+
+
+def test_a_mount_says_what_is_open_and_what_waits() -> None:
+    mount = {
+        "reads": "passthrough", "why_not_passthrough": None, "open_in_passthrough": 1,
+        "open_in_python": 2, "unsettled_files": 3, "unsettled_bytes": 4, "unsettled_why": None,
+    }  # fmt: skip
+    samples = metrics_text(status(mount=mount)).splitlines()
+    assert "kvfs_mount_unsettled_bytes 4" in samples
+    assert all(_LINE.fullmatch(line) for line in samples if not line.startswith("#"))
+    assert "kvfs_mount" not in metrics_text(status())
 
 
 def test_a_node_without_tiers_says_nothing_of_them() -> None:

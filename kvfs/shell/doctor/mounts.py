@@ -4,10 +4,12 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvfs.errors import KvfsError
 from kvfs.shell.doctor.finding import Finding, Level
 from kvfs.shell.locate import FindMounts
+from kvfs.shell.render import count_text
 
 STAT_DEADLINE_S = 2.0
 STATUS_DEADLINE_S = 2.0
@@ -21,7 +23,13 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
         name = f"mount {mount.mountpoint}"
         code = probe(mount.mountpoint, STAT_DEADLINE_S)
         if code == 0:
-            yield Finding(name, Level.OK, f"serves {mount.store}{_shown_as(mount.store)}")
+            said = _status(mount.store)
+            yield Finding(name, Level.OK, f"serves {mount.store}{_shown_as(said)}")
+            if why := said.get("unsettled_why"):
+                waiting = count_text(said["unsettled_files"], "closed file")
+                found = f"{waiting} cannot be stored yet: {why}"
+                advice = "see to its disk; they are tried again every few seconds, and by a start"
+                yield Finding(name, Level.FAIL, found, advice)
         elif code == errno.ENOTCONN:
             advice = f"run `kvfs umount {mount.mountpoint}`, or mount it again"
             yield Finding(name, Level.FAIL, "its node has died", advice)
@@ -34,14 +42,18 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
             yield Finding(name, Level.WARN, os.strerror(code), "mounted for another user")
 
 
-def _shown_as(store: Path) -> str:
-    """What is unusual about how a store's mount shows files, as its node says."""
+def _status(store: Path) -> dict[str, Any]:
+    """What a store's node says of its mount; nothing when it does not answer."""
     from kvfs.client import Client
 
     try:
         with Client(store, deadline_s=STATUS_DEADLINE_S) as client:
-            mount = client.status()["mount"] or {}
+            return client.status()["mount"] or {}
     except KvfsError:
-        return ""
-    is_symlink = mount.get("reads") == "symlink"
+        return {}
+
+
+def _shown_as(status: dict[str, Any]) -> str:
+    """What is unusual about how a mount shows files."""
+    is_symlink = status.get("reads") == "symlink"
     return ", published files as symbolic links to their blobs" if is_symlink else ""
