@@ -48,10 +48,8 @@ def load(node: Node, path: bytes) -> bytes | None:
     fd = None if inode is None else node.contents.open_inode(inode)
     if fd is None:
         return None
-    try:
-        return os.pread(fd, MIB, 0)
-    finally:
-        os.close(fd)
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
 
 
 def blob_path(node: Node, digest: bytes, index: int = 0) -> Path:

@@ -2,24 +2,34 @@
 The kernel's part is played by the tests: it writes into the stage, and gives a number for it."""
 
 import errno
+import io
 import os
+import re
 import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.blobs import BlobDirectory
+from kvfs.client import Client
 from kvfs.config import MIB
 from kvfs.errors import OutOfSpace
 from kvfs.kept import Kept
 from kvfs.meta.contract import ROOT_INO, Inode, Published
 from kvfs.node import Node
+from kvfs.shell.locate import Place
+from kvfs.shell.session import Session
+from kvfs.shell.status import status
+from kvfs.status import status_of
 from mount.handles import OpenFiles
 from mount.passthrough import BackingIds
+from tests.fake_client import FakeClient
+from tests.own_node import load
 
 DATA = b"closed" * (MIB // 2)
 WRITE = os.O_WRONLY | os.O_CREAT
@@ -50,14 +60,17 @@ def create(node: Node, files: OpenFiles, name: bytes = b"a") -> tuple[int, Inode
     return made.fh, inode
 
 
-def load(node: Node, name: bytes) -> bytes:
-    """All bytes of a published file."""
-    (inode,) = node.meta.resolve([name])
-    assert inode is not None
-    fd = node.contents.open_inode(inode)
-    assert fd is not None
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
+def status_text(node: Node) -> str:
+    """What `kvfs status` prints of a node."""
+
+    class StatusClient(FakeClient):
+        def status(self) -> dict[str, Any]:
+            return status_of(node)
+
+    out = io.StringIO()
+    place = Place(node.config.home, ())
+    assert status(Session(cast(Client, StatusClient()), place, out, False, node.now_ns())) == 0
+    return out.getvalue()
 
 
 def staged(node: Node) -> list[str]:
@@ -141,11 +154,13 @@ async def test_metadata_that_is_full_for_a_moment_costs_no_bytes(
         monkeypatch.setattr(node.meta, "publish", refuse)
         with pytest.raises(OutOfSpace):
             await files.settle(inode.ino)
-        assert files.describe()["unsettled_why"] == "full"
+        node.describe_mount = files.describe
+        warning = r"^warning +1 closed file \(3 MiB\) not stored yet, .*: full$"
+        assert re.search(warning, status_text(node), re.M)
         monkeypatch.setattr(node.meta, "publish", publish)
         await files.settle(inode.ino)
         assert load(node, b"a") == DATA
-        assert files.describe()["unsettled_files"] == 0
+        assert "warning" not in status_text(node)
     await node.reclaim.remove_queued()
     assert staged(node) == []
     for index in range(len(node.directories)):
