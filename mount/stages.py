@@ -161,7 +161,7 @@ class Stages:
         if through is None:
             return
         version.size_bytes, version.mtime_ns = through.size_bytes, through.mtime_ns
-        self.through.settle(through)
+        self.through.end(through)
         if through.published is not None:
             version.stage = None
             self._staged -= 1

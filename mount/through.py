@@ -252,7 +252,7 @@ class ThroughFiles:
             if through.stage.adopted_as:
                 await self.publish(through, ino)
 
-    def settle(self, through: Through) -> None:
+    def end(self, through: Through) -> None:
         """Nobody writes to the file any more. Its descriptor stays the version's."""
         self._growing.discard(through)
         self._end_keeping(through)

@@ -39,5 +39,4 @@ def stored(mount: MountProcess, name: bytes) -> bytes | None:
             return None
         with opened:
             data = os.pread(opened.fd, opened.size_bytes, 0)
-
     return data if xxhash.xxh3_128(data).digest() == opened.digest else b"wrong bytes"
