@@ -45,8 +45,8 @@ class Kept:
     size_bytes: int
     changed_ns: int  # mtime of the stage, which each write moves
     mtime_ns: int  # what the inode is to show
-    replaces: bytes = bytes(DIGEST_BYTES)  # the digest of what the inode showed, zeros for nothing
-    metadata: bytes = bytes(META_IDENTITY_BYTES)  # whose inode it is: `MetaEngine.identity`
+    replaces: bytes  # the digest of what the inode showed, zeros for nothing
+    metadata: bytes  # whose inode it is: `MetaEngine.identity`
 
     @property
     def name(self) -> str:

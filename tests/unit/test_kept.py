@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from kvfs.blobs import BlobDirectory
 from kvfs.kept import Kept, keep
 from kvfs.settings.words import DirectoryConfig
 
-KEPT = Kept("store.run.1f", 2**63, 2**40, 1_796_070_073_123_456_789, -5)
+KEPT = Kept("store.run.1f", 2**63, 2**40, 1_796_070_073_123_456_789, -5, b"r" * 16, b"m" * 8)
 
 
 @pytest.fixture
@@ -35,9 +36,8 @@ def test_other_names_say_nothing(name: str) -> None:
 def test_the_next_run_finds_it_and_no_other(directory: BlobDirectory) -> None:
     staged = directory.stage()
     os.write(staged.fd, b"closed")
-    status = os.fstat(staged.fd)
     os.close(staged.fd)
-    kept = Kept(staged.name, 5, status.st_size, status.st_mtime_ns, 9)
+    kept = replace(KEPT, stage=staged.name)
     assert keep(directory, kept)
     assert directory.kept_names() == []  # of this run
     assert directory.purge_staging() == 0
