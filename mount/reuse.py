@@ -12,6 +12,9 @@ anything else that could become of it:
 - the file loses its last name, or was changed other than through the mount;
 - room is short: what stands for nobody must not keep a file from eviction.
 
+A stat of such a file is answered likewise, as Python answered the one before, until a request
+changes attributes or names, or the kernel is told to forget them.
+
 Every `REUSED_LOOK_S` the mount does for all answers what opens that ask would have done. It notes
 which files were used, and looks whether an open would still find their bytes: a file that was
 written to or taken away behind our back loses its answer, and the next open finds out what that

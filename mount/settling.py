@@ -2,7 +2,7 @@
 
 A digest costs close() a third of the time in which a file of 16 MiB is written into memory, and
 more where it has to be read from a disk again. So a large file that the kernel wrote
-(`mount.through`) is published when nobody writes for a moment, when it has waited for
+(`mount.through`) is published when nobody begins or ends to write for a moment, when it waited for
 `SETTLE_AGE_S`, or when somebody asks who sees published files only: a client on the node's socket,
 `.kvfs/prefixes`, a writer that comes back. Until then it counts as open for writing once more, so
 that it has its size, its names and its bytes for everyone in the mount, and `kvfs.kept` sees to it
