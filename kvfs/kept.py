@@ -6,7 +6,7 @@ close() need not wait for that. Until the file is published its stage has a seco
 which publishes what was closed: `publish_kept`, before anything that is unpublished is dropped. A
 file whose size or mtime is not what the name says was written to after its close, and is a miss.
 So is one whose inode has other bytes by now than when it was closed: it was published, or lay in a
-directory that was missing at a start.
+directory that was missing at a start. All are where the metadata was made anew.
 """
 
 import errno
@@ -90,9 +90,8 @@ def refuse_to_join(
         )
 
 
-async def publish_kept(node: Node, *, is_trusted: bool) -> list[Inode]:
-    """Publish what was closed when a node died; these files. Not `is_trusted`: inode numbers may
-    be those of other files by now, so all of it is lost. Tiers hear of none of them. Raises
+async def publish_kept(node: Node) -> list[Inode]:
+    """Publish what was closed when a node died; these files. Tiers hear of none of them. Raises
     `OutOfSpace`, and loses nothing, where the disk is full."""
     published = []
     for index, directory in enumerate(node.directories):
@@ -100,7 +99,7 @@ async def publish_kept(node: Node, *, is_trusted: bool) -> list[Inode]:
             assert directory is not None
             kept = Kept.parse(name)
             try:
-                if kept is not None and is_trusted:
+                if kept is not None:
                     inode = await _publish(node, index, directory, kept)
                     published += [] if inode is None else [inode]
             except (KvfsError, OSError) as error:
@@ -127,7 +126,7 @@ async def _publish(node: Node, index: int, directory: BlobDirectory, kept: Kept)
     """Give a file that was closed its bytes; None where it does not want them. KvfsError,
     OSError."""
     if kept.metadata != node.meta.identity:
-        return None  # it lay in a directory that was missing when the metadata was made anew
+        return None  # the metadata was made anew since: the number may be of another file
     inode = node.meta.inode(kept.ino)
     if inode is None or inode.nlink == 0 or not inode.is_regular:
         return None  # it was removed

@@ -84,8 +84,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         node.absent = absent
         if config.cluster is not None:
             await _wait_for_place(engine, config.home)
-        is_trusted = belonging is None and reason is None
-        if kept := await publish_kept(node, is_trusted=is_trusted):
+        if kept := await publish_kept(node):
             log.info("%d files were published that had been closed before a crash", len(kept))
         recover(node)
         if belonging is not None and reason is not None:

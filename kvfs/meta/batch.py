@@ -237,7 +237,7 @@ class Batch(View):
             self.txn.delete(key, db=self.tables.intent)
 
     def keep_intent(self, digest: bytes, directory: int) -> None:
-        """As `clear_intents`, but that it is, or was, about to be put there is on record."""
+        """Leave one intent of a blob on record, that of this directory."""
         kept = records.intent_key(digest, directory)
         found = list(self.keys(self.tables.intent, digest))
         for key in found:
