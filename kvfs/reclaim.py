@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import EVICTION_BATCH, MIB
+from kvfs.config import EVICTION_BATCH, MIB, SETTLE_ROOM_S
 from kvfs.errors import OutOfSpace
 from kvfs.meta.contract import MetaEngine
 from kvfs.space import Space
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _SLACK_BYTES_MAX = 64 * MIB  # evicted beyond the need, so that not every writer has to wait
 _UNLINK_DEADLINE_S = 60.0
-_SETTLE_DEADLINE_S = 2.0
 _INLINE_BYTES_MAX = 4 * MIB  # what is gone in less time than a hop to a thread is worth
 
 
@@ -82,7 +81,7 @@ class Reclaim:
                 f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
             )
         if not self._may_have(index, extra_bytes):
-            with trio.move_on_after(_SETTLE_DEADLINE_S):  # who asks may be what it waits for
+            with trio.move_on_after(SETTLE_ROOM_S):  # who asks may be what it waits for
                 await self._settle()
         async with self._lock:
             if extra_bytes > self._space.room_bytes(index):

@@ -23,7 +23,7 @@ Published bytes are served by the kernel itself where it can (`mount.passthrough
 is opened for reading while nobody has it open, and whose file did not change a moment ago. Such a
 version never changes, since a writer gets a new one. A writer that comes back and finds readers
 served by the kernel is sent back once more. Only a race of a rename, a reader and a writer within
-`SETTLED_S` could bring that about, and those files are served from Python.
+`UNCHANGED_S` could bring that about, and those files are served from Python.
 """
 
 import errno
@@ -36,7 +36,7 @@ from typing import cast
 import pyfuse3
 import trio
 
-from kvfs.config import SETTLED_S
+from kvfs.config import UNCHANGED_S
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Change, Node
@@ -156,7 +156,7 @@ class OpenFiles:
             inode = self._node.meta.inode(version.ino)
             age_ns = 0 if inode is None else abs(self._node.now_ns() - inode.ctime_ns)
             is_here = version.content is not None and version.content.is_whole
-            if version.content is not None and is_here and age_ns > SETTLED_S * 1e9:
+            if version.content is not None and is_here and age_ns > UNCHANGED_S * 1e9:
                 fd = version.content.fd
         return self.backing.enter(version.number, fd)
 

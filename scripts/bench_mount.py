@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client  # noqa: E402  (path first)
-from kvfs.config import GIB, KIB, MIB, SETTLED_S  # noqa: E402
+from kvfs.config import GIB, KIB, MIB, UNCHANGED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import drop_page_cache  # noqa: E402
 from scripts.mount_rig import (  # noqa: E402
@@ -420,7 +420,7 @@ def run(base: Path | None, plan: Plan, rival: Sequence[str]) -> dict[str, object
             with mounted(scratch, mode, passthrough=passthrough) as rig:
                 mount = Place(mode, rig.mountpoint / "bench", rig)
                 fill(mount, plan)
-                time.sleep(2 * SETTLED_S)  # what just changed is not served by the kernel
+                time.sleep(2 * UNCHANGED_S)  # what just changed is not served by the kernel
                 found[mode] = {
                     **measure_bytes(mount, plain, plan),
                     **measure_names_and_small(mount, plain, plan),

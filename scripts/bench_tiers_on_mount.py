@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client  # noqa: E402  (path first)
-from kvfs.config import GIB, MIB, SETTLED_S  # noqa: E402
+from kvfs.config import GIB, MIB, UNCHANGED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
 from scripts.engine_rig import OFFLINE, drop_page_cache  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
@@ -138,7 +138,7 @@ def measure_once(driver: Driver, place: Path, chunks: int) -> Iterator[tuple[str
     """Each kind and its seconds."""
     drop_page_cache()  # which writes out what others have left
     yield "write", driver.ask("write", place)["seconds"]
-    time.sleep(SETTLED_S)  # a cache is read later than it is written
+    time.sleep(UNCHANGED_S)  # a cache is read later than it is written
     drop_page_cache()
     for kind in KINDS[1:]:
         answer = driver.ask("read", place)

@@ -19,6 +19,6 @@ def test_bytes_other_than_those_written_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "drop_page_cache", lambda: True)
-    monkeypatch.setattr(bench, "SETTLED_S", 0.0)
+    monkeypatch.setattr(bench, "UNCHANGED_S", 0.0)
     with pytest.raises(RuntimeError, match="3 of 4 chunks came back as they were written"):
         list(bench.measure_once(ForgetfulDriver(), tmp_path, chunks=4))
