@@ -115,13 +115,7 @@ class Passing(pyfuse3.Operations):
         found = os.statvfs(self._paths[pyfuse3.ROOT_INODE])
         answer = pyfuse3.StatvfsData()
         for name in (
-            "f_bsize",
-            "f_frsize",
-            "f_blocks",
-            "f_bfree",
-            "f_bavail",
-            "f_files",
-            "f_ffree",
-        ):
+            "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree",
+        ):  # fmt: skip
             setattr(answer, name, getattr(found, name))
         return answer

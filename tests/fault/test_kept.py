@@ -28,7 +28,7 @@ from kvfs.settings.words import (
     TierConfig,
     TierKind,
 )
-from tests.own_node import store
+from tests.own_node import load, store
 
 DATA = b"closed" * (MIB // 2)
 LATER_NS = 1_500_000_000_123_456_789
@@ -67,13 +67,7 @@ class Store:
         return self.node.meta.resolve([name])[0]
 
     def load(self, name: bytes) -> bytes | None:
-        """All bytes of a file; None where there are none."""
-        inode = self.inode(name)
-        fd = None if inode is None else self.node.contents.open_inode(inode)
-        if fd is None:
-            return None
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
+        return load(self.node, name)
 
     def staged(self) -> list[str]:
         return [name for d in self.directories for name in os.listdir(d.path / "staging")]
