@@ -206,8 +206,9 @@ class Saver:
         batch = _Batch(len(jobs))
         for job, draft, file in zip(jobs, drafts, staged, strict=True):
             if not self._workers.start(self._save, job, draft, file, batch):
-                self._drop(job, Drop.CLOSED)
                 os.close(file.fd)
+                if batch.add(job, file, Drop.CLOSED):
+                    self._finish(batch)
 
     def _without_given_up(self, jobs: Sequence[_Job]) -> list[_Job]:
         left = []
