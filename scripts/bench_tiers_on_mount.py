@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.config import GIB, MIB, UNCHANGED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import OFFLINE, drop_page_cache  # noqa: E402
+from scripts.engine_rig import OFFLINE, drop_page_cache, warm_disk  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
 
 ENVIRONMENTS = {"fs": "lmcache", "fs_native": "lmcache", "vllm": "vllm"}
@@ -126,6 +126,9 @@ def measure(cell: Cell, arguments: argparse.Namespace, plain: Path, rig: MountRi
         for number in range(arguments.rounds):
             turns = [(on_mount, cell.mount), (on_disk, cell.plain)]
             for place, figures in turns if number % 2 == 0 else turns[::-1]:
+                drop_page_cache()  # which writes out what others have left
+                written_to = rig.store / "staging" if place is on_mount else on_disk
+                warm_disk(written_to, arguments.chunks * arguments.mib * MIB)
                 for kind, seconds in measure_once(driver, place, arguments.chunks):
                     figures[kind].append(gib / seconds)
                 remove_chunks(place)
@@ -136,7 +139,6 @@ def measure(cell: Cell, arguments: argparse.Namespace, plain: Path, rig: MountRi
 
 def measure_once(driver: Driver, place: Path, chunks: int) -> Iterator[tuple[str, float]]:
     """Each kind and its seconds."""
-    drop_page_cache()  # which writes out what others have left
     yield "write", driver.ask("write", place)["seconds"]
     time.sleep(UNCHANGED_S)  # a cache is read later than it is written
     drop_page_cache()
