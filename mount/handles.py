@@ -40,10 +40,11 @@ from kvfs.config import UNCHANGED_S
 from kvfs.errors import KvfsError, NamespaceError, Unavailable
 from kvfs.meta.contract import Inode
 from kvfs.node import Change, Node
-from mount.kernel import writes_direct
+from mount.kernel import is_synchronous, writes_direct
 from mount.locks import Held
 from mount.pages import CachedPages
 from mount.passthrough import BackingIds
+from mount.privileges import drop_privileges
 from mount.published import PublishedBytes
 from mount.retries import SentBack
 from mount.reuse import IS_POSSIBLE as REUSE_IS_POSSIBLE
@@ -59,11 +60,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One open() of a version."""
+    """One open() of a version, by root or not."""
 
     version: Version
     is_writer: bool
     is_direct: bool
+    is_synchronous: bool
+    is_root: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,9 @@ class OpenFiles:
             backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
             self.pages.note_opened(version)
-        is_direct = is_writer and not backing_id and writes_direct(flags, is_root=is_root)
-        fh = self._add(version, is_writer, is_direct)
+        is_backed = backing_id != 0
+        is_direct = writes_direct(flags, is_root=is_root, is_backed=is_backed)
+        fh = self._add(Handle(version, is_writer, is_direct, is_synchronous(flags), is_root))
         return Opened(fh, keep, is_writer, is_direct, backing_id)
 
     def _back(self, version: Version, opening: Opening, flags: int) -> int:
@@ -212,8 +216,8 @@ class OpenFiles:
         version.is_dirty = True
         self.versions.enter(version, is_writer=True)
         backing_id = self._back_new(version, flags)
-        is_direct = not backing_id and writes_direct(flags, is_root=is_root)
-        fh = self._add(version, is_writer=True, is_direct=is_direct)
+        is_direct = writes_direct(flags, is_root=is_root, is_backed=backing_id != 0)
+        fh = self._add(Handle(version, True, is_direct, is_synchronous(flags), is_root))
         return Opened(fh, False, is_writer=True, is_direct=is_direct, backing_id=backing_id), inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
@@ -285,9 +289,9 @@ class OpenFiles:
         version.content = None
         self.numbers.settle(version.ino)
 
-    def _add(self, version: Version, is_writer: bool, is_direct: bool) -> int:
+    def _add(self, handle: Handle) -> int:
         self._last_fh += 1
-        self._handles[self._last_fh] = Handle(version, is_writer, is_direct)
+        self._handles[self._last_fh] = handle
         return self._last_fh
 
     # Bytes ----------------------------------------------------------------------------------------
@@ -307,7 +311,17 @@ class OpenFiles:
         version = handle.version
         async with Held(version.lock):
             await self._stages.write(version, offset, data)
-        if handle.is_direct and version.is_mixed:
+        if handle.is_direct:
+            await self._end_direct_write(fh, handle)
+
+    async def _end_direct_write(self, fh: int, handle: Handle) -> None:
+        """What the kernel does itself for a write that it has in its page cache."""
+        version = handle.version
+        if not handle.is_root:
+            drop_privileges(self._node, version.ino)
+        if handle.is_synchronous:
+            await self.sync(fh, data_only=False)
+        if version.is_mixed and version.through is None:
             # The kernel dropped the pages before the write; a read may have brought them back.
             self._expire_pages(version.number)
 

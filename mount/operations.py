@@ -28,6 +28,7 @@ from mount.lingering import Lingering
 from mount.links import Links
 from mount.numbers import VIEW_BASE, is_link
 from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
+from mount.privileges import drop_privileges
 from mount.removed import RemovedDirectories
 from mount.reuse import mark_reusable
 from mount.through import goes_through
@@ -364,19 +365,8 @@ class Operations(pyfuse3.Operations):
 
     async def _open(self, number: int, flags: int, ctx: Context) -> Opened:
         if flags & os.O_TRUNC and ctx.uid != 0:
-            self._drop_privileges(self.files.numbers.ino(number))
+            drop_privileges(self._node, self.files.numbers.ino(number))
         return await self.files.open(number, flags, ctx.pid, is_root=ctx.uid == 0)
-
-    def _drop_privileges(self, ino: int) -> None:
-        """Who is not root changes a file's bytes; the kernel sees to it but for O_TRUNC."""
-        inode = self._node.meta.inode(ino)
-        if inode is None:
-            return
-        mode = stat.S_IMODE(inode.mode) & ~stat.S_ISUID
-        if mode & stat.S_IXGRP:
-            mode &= ~stat.S_ISGID
-        if mode != stat.S_IMODE(inode.mode):
-            self._node.meta.set_attributes(ino, Changes(mode=mode), self._node.now_ns())
 
     @request
     async def create(

@@ -86,7 +86,9 @@ class Stages:
 
     async def write(self, version: Version, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
-        assert version.through is None, "the kernel writes it"
+        if version.through is not None:  # its size and time are asked of the stage
+            await self._write_out(version.through.stage.fd, data, offset, None)
+            return
         stage = await self._start(version)
         if offset > version.size_bytes:  # a hole costs nothing to make, but all of it is hashed
             self._check_length(stage, offset + len(data))
@@ -95,19 +97,25 @@ class Stages:
         if version.growing is not None and version.growing.size_bytes != offset:
             version.growing = None
         try:
-            begin_s = trio.current_time()
-            if len(data) <= self._inline_bytes_max() and begin_s >= self._slow_until_s:
-                _write(stage.fd, data, offset, version.growing)
-                end_s = trio.current_time()
-                if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
-                    self._slow_until_s = end_s + _SLOW_DISK_S
-            else:
-                await trio.to_thread.run_sync(_write, stage.fd, data, offset, version.growing)
+            await self._write_out(stage.fd, data, offset, version.growing)
         except OSError:
             os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
             raise
         version.size_bytes = max(version.size_bytes, offset + len(data))
         version.mtime_ns = self._node.now_ns()
+
+    async def _write_out(
+        self, fd: int, data: bytes, offset: int, growing: GrowingDigest | None
+    ) -> None:
+        """Write in the mount's own thread what that is not likely to stop."""
+        begin_s = trio.current_time()
+        if len(data) > self._inline_bytes_max() or begin_s < self._slow_until_s:
+            await trio.to_thread.run_sync(_write, fd, data, offset, growing)
+            return
+        _write(fd, data, offset, growing)
+        end_s = trio.current_time()
+        if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
+            self._slow_until_s = end_s + _SLOW_DISK_S
 
     def _inline_bytes_max(self) -> int:
         """How much is written in the mount's own thread. Another costs a lone writer time, and

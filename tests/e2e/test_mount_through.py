@@ -2,8 +2,11 @@
 after them, and what a crash leaves. Skipped where it cannot."""
 
 import errno
+import fcntl
+import itertools
 import mmap
 import os
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,6 +19,12 @@ from kvfs.config import MIB
 from tests.e2e.written_through import LARGE, SMALL, make, require_through, stored
 from tests.mounts import MountProcess, describe
 from tests.processes import allocated_bytes, wait_until
+
+# From linux/fs.h and linux/fiemap.h.
+_FS_IOC_FIEMAP = 0xC020660B
+_FIEMAP = struct.Struct("=QQ4I")
+_FIEMAP_EXTENT = struct.Struct("=5Q4I")
+_EXTENT_DELAYED = 4
 
 
 @pytest.fixture
@@ -204,6 +213,39 @@ def test_append_truncate_and_sync(mounted: MountProcess, place: Path) -> None:
         assert os.stat(place / "a").st_size == 0
         again.write(b"anew")
     assert (place / "a").read_bytes() == b"anew"
+
+
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_synchronous_writes_are_on_the_disk(start_mount, by_kernel: bool) -> None:  # type: ignore[no-untyped-def]  # as above
+    mount = start_mount(config=f"[mount]\npassthrough = {str(by_kernel).lower()}\n")
+    staging = mount.store / "staging"
+    seen = []
+    syncs = (0, os.O_DSYNC, os.O_SYNC)
+    for mode, direct, sync in itertools.product((os.O_WRONLY, os.O_RDWR), (0, os.O_DIRECT), syncs):
+        fd = os.open(mount.mountpoint / "a", mode | direct | sync | os.O_CREAT | os.O_EXCL)
+        with mmap.mmap(-1, SMALL // 4096 * 4096) as data:
+            assert os.write(fd, data) == len(data)
+        stage = max(staging.iterdir(), key=lambda path: int(path.suffix[1:], 16))  # the newest
+        seen.append((sync, has_delayed_extents(stage)))
+        os.close(fd)
+        os.unlink(mount.mountpoint / "a")
+    assert not any(is_delayed for sync, is_delayed in seen if sync)
+    assert any(is_delayed for sync, is_delayed in seen if not sync), "this test sees nothing"
+
+
+def has_delayed_extents(path: Path) -> bool:
+    """Whether the file system has yet to choose a place for some of a file's bytes."""
+    answer = bytearray(_FIEMAP.pack(0, 2**63, 0, 0, 32, 0) + bytes(32 * _FIEMAP_EXTENT.size))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
+    except OSError as error:
+        pytest.skip(f"the store's file system does not tell: {error.strerror}")
+    finally:
+        os.close(fd)
+    count = _FIEMAP.unpack_from(answer)[3]
+    extents = _FIEMAP_EXTENT.iter_unpack(answer[_FIEMAP.size :])
+    return any(extent[5] & _EXTENT_DELAYED for extent in itertools.islice(extents, count))
 
 
 def test_a_reader_keeps_an_old_version_when_a_file_is_emptied(place: Path) -> None:

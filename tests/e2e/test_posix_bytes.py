@@ -154,6 +154,55 @@ def test_open_appending_from_processes_loses_nothing(ground: str) -> None:
     assert sorted(lines) == sorted(b"%d %03d" % (n, turn) for n in range(4) for turn in range(100))
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR], ids=["write", "both"])
+@pytest.mark.parametrize("made", ["new", "empty", "held", "whole"])
+def test_write_direct_and_an_odd_end_after_fcntl(ground: str, flags: int, made: str) -> None:
+    """As dd does with oflag=direct: what is not aligned it writes when O_DIRECT is off."""
+    blocks, end = os.urandom(MIB), os.urandom(4097)
+    holder = None
+    if made == "held":  # the kernel serves it to another writer already
+        holder = os.open("a", os.O_WRONLY | os.O_CREAT)
+    elif made != "new":
+        write("a", b"x" * (2 * MIB if made == "whole" else 0))
+    with mmap.mmap(-1, MIB) as aligned:
+        aligned[:] = blocks
+        fd = os.open("a", flags | os.O_CREAT | os.O_DIRECT | (0 if holder else os.O_TRUNC))
+        assert os.write(fd, aligned) == MIB
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+    assert os.write(fd, end) == len(end)
+    assert os.fstat(fd).st_size == os.stat("a").st_size == MIB + len(end)
+    if flags == os.O_RDWR:
+        assert os.pread(fd, 4098, MIB - 1) == blocks[-1:] + end
+    assert read("a") == blocks + end
+    os.close(fd)
+    if holder:
+        os.close(holder)
+    assert read("a") == blocks + end
+
+
+def test_direct_set_by_fcntl(ground: str) -> None:
+    fd = os.open("a", os.O_WRONLY | os.O_CREAT)
+    assert os.write(fd, b"x" * 4096) == 4096
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    with mmap.mmap(-1, 4096) as aligned:
+        aligned[:] = b"y" * 4096
+        assert os.write(fd, aligned) == 4096
+    os.close(fd)
+    assert read("a") == b"x" * 4096 + b"y" * 4096
+
+
+def test_read_direct_up_to_an_odd_end(ground: str) -> None:
+    data = os.urandom(MIB + 4097)
+    write("a", data)
+    fd = os.open("a", os.O_RDONLY | os.O_DIRECT)
+    with mmap.mmap(-1, MIB) as aligned:
+        assert os.readv(fd, [aligned]) == MIB
+        assert aligned[:] == data[:MIB]
+        assert os.readv(fd, [aligned]) == 4097
+        assert aligned[:4097] == data[MIB:]
+    os.close(fd)
+
+
 def test_read_and_write_at_any_offset(ground: str) -> None:
     fd = os.open("a", os.O_RDWR | os.O_CREAT)
     expected = bytearray()

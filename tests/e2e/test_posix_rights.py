@@ -1,6 +1,7 @@
 """POSIX, rights: modes, owners, and who may do what."""
 
 import ctypes
+import mmap
 import os
 import stat
 import subprocess
@@ -152,6 +153,21 @@ def test_changing_bytes_clears_setuid(ground: str, way: str) -> None:
     os.chmod("a", 0o6777)
     assert as_user(CHANGES[way]) == OK
     assert mode_of("a") == 0o777
+
+
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT], ids=["buffered", "direct"])
+@needs_root
+def test_writing_what_one_made_clears_setuid(ground: str, flags: int) -> None:
+    def write_aligned() -> None:
+        fd = os.open("new", os.O_WRONLY | os.O_CREAT | flags)
+        os.fchmod(fd, 0o6777)
+        with mmap.mmap(-1, 4096) as page:
+            assert os.write(fd, page) == 4096
+        assert mode_of("new") == 0o777
+        os.close(fd)
+
+    assert as_user(write_aligned) == OK
+    assert mode_of("new") == 0o777
 
 
 # Who may do what ----------------------------------------------------------------------------------
