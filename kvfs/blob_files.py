@@ -5,7 +5,8 @@ one rename and nothing partial is ever under a digest. Staging names carry the i
 and its run, so several may use one directory at the same time.
 
 What is no regular file in a blob's place, and no directory in a fan-out directory's, is damage: it
-counts as no blob, and goes to the quarantine when the place is needed.
+counts as no blob, and goes to the quarantine when the place is needed. Only `adopt` writes over
+what a rename replaces, which is all but directories.
 """
 
 import errno
@@ -127,14 +128,14 @@ class BlobFiles:
             self._fanout_directories += 1
 
     def _clear_way(self, path: str) -> bool:
-        """Whether there was a directory in a blob's place, which is in the quarantine now."""
+        """Whether something else than a file was in a blob's place; it is in the quarantine now."""
         try:
-            is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+            is_in_way = not stat.S_ISREG(os.lstat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        if is_directory:
+        if is_in_way:
             self._set_aside(path)
-        return is_directory
+        return is_in_way
 
     def _set_aside(self, path: str) -> None:
         """Move what is in the way to the quarantine: it may be somebody's."""
@@ -184,13 +185,14 @@ class BlobFiles:
         self.trim_quarantine()
         return True
 
-    def scan(self) -> Iterator[list[tuple[bytes, int]]]:
+    def scan(self, foreign: list[str] | None = None) -> Iterator[list[tuple[bytes, int]]]:
         """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow. Those
-        that come or go meanwhile may be among them or not."""
-        for first in subdirectories(f"{self._root}/blobs"):
-            for second in subdirectories(first.path):
+        that come or go meanwhile may be among them or not. Paths of all else go to `foreign`."""
+        foreign = [] if foreign is None else foreign
+        for first in subdirectories(f"{self._root}/blobs", foreign):
+            for second in subdirectories(first.path, foreign):
                 prefix = first.name + second.name
-                yield list(_scan_leaf(second.path, prefix))
+                yield list(_scan_leaf(second.path, prefix, foreign))
 
     def trim_quarantine(self) -> None:
         """Keep the newest bad files within their bounds."""
@@ -252,21 +254,28 @@ def remove_name(path: str) -> bool:
     return True
 
 
-def _scan_leaf(path: str, prefix: str) -> Iterator[tuple[bytes, int]]:
-    """The blobs in one directory, whose names begin with `prefix`."""
+def _scan_leaf(path: str, prefix: str, foreign: list[str]) -> Iterator[tuple[bytes, int]]:
+    """The blobs in one directory, whose names begin with `prefix`; all else goes to `foreign`."""
     with os.scandir(path) as items:
         for item in items:
-            if not _BLOB_NAME.fullmatch(item.name) or not item.name.startswith(prefix):
-                continue
+            is_named = _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
             try:
-                size_bytes = item.stat(follow_symlinks=False).st_size
+                status = item.stat(follow_symlinks=False)
             except FileNotFoundError:  # evicted just now
                 continue
-            yield bytes.fromhex(item.name), size_bytes
+            if is_named and stat.S_ISREG(status.st_mode):
+                yield bytes.fromhex(item.name), status.st_size
+            else:
+                foreign.append(item.path)
 
 
-def subdirectories(path: str) -> list[os.DirEntry[str]]:
-    """The fan-out directories below one, in order."""
+def subdirectories(path: str, foreign: list[str]) -> list[os.DirEntry[str]]:
+    """The fan-out directories below one, in order; all else, also links, goes to `foreign`."""
+    found = []
     with os.scandir(path) as items:
-        found = [i for i in items if _FANOUT_NAME.fullmatch(i.name) and os.path.isdir(i.path)]
+        for item in items:
+            if _FANOUT_NAME.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
+                found.append(item)
+            else:
+                foreign.append(item.path)
     return sorted(found, key=lambda item: item.name)

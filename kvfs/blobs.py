@@ -29,7 +29,7 @@ _FIXED_FILES = (
 
 @dataclass(slots=True)
 class Purged:
-    """What became of names in staging that no node of this store gave."""
+    """What became of what lies in staging and no node of this store made."""
 
     removed: int = 0
     left: list[str] = field(default_factory=list)  # paths
@@ -127,7 +127,7 @@ class BlobDirectory(BlobFiles):
         return sum(
             remove_name(item.path)
             for item in self._scan_staging()
-            if self._is_own(item.name) and item.name.split(".")[1] != self._run
+            if is_own(item, self.store_id) and item.name.split(".")[1] != self._run
         )
 
     def purge_foreign(self) -> Purged:
@@ -135,7 +135,7 @@ class BlobDirectory(BlobFiles):
         it is empty; links are removed, never followed. What has content or is newer stays."""
         purged = Purged()
         for item in self._scan_staging():
-            if self._is_own(item.name):
+            if is_own(item, self.store_id):
                 continue
             try:
                 is_old = item.stat(follow_symlinks=False).st_ctime_ns < self._opened_ns
@@ -156,23 +156,26 @@ class BlobDirectory(BlobFiles):
         return [
             item.name
             for item in self._scan_staging()
-            if self._is_own(item.name)
+            if is_own(item, self.store_id)
             and item.name.count(".") == _KEPT_DOTS
             and item.name.split(".")[1] != self._run
         ]
-
-    def _is_own(self, name: str) -> bool:
-        return name.split(".")[0] == self.store_id and name.count(".") in (2, _KEPT_DOTS)
 
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()
         return QUARANTINE_BYTES_MAX if limit is None else min(QUARANTINE_BYTES_MAX, limit // 16)
 
 
+def is_own(item: os.DirEntry[str], store_id: str) -> bool:
+    """Whether nodes of a store make such things in its staging: files, of such names."""
+    is_named = item.name.split(".")[0] == store_id and item.name.count(".") in (2, _KEPT_DOTS)
+    return is_named and item.is_file(follow_symlinks=False)
+
+
 def _count_fanout(path: str) -> int:
     """How many directories `blobs` holds, by their link counts where the file system keeps them."""
     count = 0
-    for first in subdirectories(path):
+    for first in subdirectories(path, []):
         links = first.stat().st_nlink
-        count += 1 + (links - 2 if links >= 2 else len(subdirectories(first.path)))
+        count += 1 + (links - 2 if links >= 2 else len(subdirectories(first.path, [])))
     return count

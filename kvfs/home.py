@@ -69,6 +69,8 @@ _OWN_FILES = (
     "meta/cluster", "meta/joining", "peer.key",
 )  # fmt: skip
 FILE_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",

@@ -28,16 +28,16 @@ class Collected:
     staging_files: int
     orphan_blobs: int
     orphan_bytes: int
-    foreign_files: int = 0  # that were put into staging by hand before the node began
-    left: tuple[str, ...] = ()  # paths in staging that are not ours to remove; some of them
+    foreign_names: int = 0  # that were put into staging by hand before the node began
+    left: tuple[str, ...] = ()  # paths of what is not ours to remove; some of them
     left_count: int = 0
 
 
 async def collect_garbage(node: Node) -> Collected:
     """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's.
-    Of names in staging that no node gave it takes those that are as old, but no directory with
-    content, and tells the others. Waits for other work of this kind; raises `Unavailable` while the
-    node looks for its own files."""
+    Of what no node made it takes what lies in staging and is as old, but no directory with content,
+    and tells the rest. Waits for other work of this kind; raises `Unavailable` while the node looks
+    for its own files."""
     _refuse_in_search(node)
     async with node.upkeep_lock:
         return await collect_garbage_locked(node)
@@ -63,7 +63,7 @@ async def collect_garbage_locked(node: Node) -> Collected:
         purged = await trio.to_thread.run_sync(directory.purge_foreign)
         foreign += purged.removed
         left += purged.left
-        batches = directory.scan()
+        batches = directory.scan(left)
         while batch := await trio.to_thread.run_sync(next_batch, batches):
             for digest, size_bytes in unknown_blobs(node, index, batch):
                 # Once more: it may have been published while others were removed.

@@ -21,8 +21,8 @@ def gc(session: Session) -> int:
         shown = ", ".join(escape(os.fsencode(path)) for path in removed["left"])
         more = " ..." if removed["left_count"] > len(removed["left"]) else ""
         sys.stderr.write(
-            f"kvfs gc: {count_text(removed['left_count'], 'foreign name')} left in staging, a"
-            " directory with content or newer than the node; look at them, and remove them by"
+            f"kvfs gc: {count_text(removed['left_count'], 'foreign name')} left: in blobs, a"
+            " directory with content, or newer than the node; look at them, and remove them by"
             f" hand: {shown}{more}\n"
         )
     return 0

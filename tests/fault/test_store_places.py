@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
+from kvfs.mark import read_mark
 from tests.chunks import store_chain
 from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartNode
@@ -165,13 +167,86 @@ def test_gc_clears_staging_of_what_is_older_than_the_node(
         staged = client.stage([1])
         assert len(os.listdir(staging)) == 8
         ran = kvfs("gc", store=node.store)
-        assert ran.returncode == 0 and "foreign files  5" in ran.stdout
-        assert ran.stderr.count("\n") == 1 and "2 foreign names left in staging" in ran.stderr
+        assert ran.returncode == 0 and "foreign names  5" in ran.stdout
+        assert ran.stderr.count("\n") == 1 and "2 foreign names left: " in ran.stderr
         assert f"{staging}/full, {staging}/new" in ran.stderr
         assert sorted(set(os.listdir(staging)) & {"full", "new"}) == ["full", "new"]
         assert len(os.listdir(staging)) == 3
         removed = kvfs_json("gc", store=node.store)
-        assert (removed["foreign_files"], removed["left_count"]) == (0, 2)
+        assert (removed["foreign_names"], removed["left_count"]) == (0, 2)
         assert removed["left"] == [f"{staging}/full", f"{staging}/new"]
         os.close(staged[0].fd)
     assert (target / "kept").exists() and (staging / "full" / "photo.jpg").exists()
+
+
+ODD_KINDS = {
+    "a FIFO": stat.S_IFIFO,
+    "a socket": stat.S_IFSOCK,
+    "a character device": stat.S_IFCHR,
+}
+
+
+def put_odd_things(directory: Path, names: list[str], target: Path) -> dict[Path, str]:
+    """What is no file, a directory with content first; each with what it is."""
+    paths = [directory / name for name in names]
+    kinds = {name: kind for name, kind in ODD_KINDS.items() if "device" not in name or is_root()}
+    (paths[0] / "below").mkdir(parents=True)
+    paths[1].symlink_to(target)
+    for path, kind in zip(paths[2:], kinds.values(), strict=False):
+        os.mknod(path, 0o600 | kind, os.makedev(1, 3))
+    return dict(zip(paths, ["a directory", "a symbolic link", *kinds], strict=False))
+
+
+def put_elsewhere(directory: Path, blobs: Path) -> Path:
+    """A file with the name of a blob, to which a link in place of a fan-out directory leads."""
+    first = next(name for name in ("00", "01") if not (blobs / name).exists())
+    file = directory / "elsewhere" / "00" / f"{first}00{'0' * 28}"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (blobs / first).symlink_to(directory / "elsewhere")
+    return file
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def test_what_is_no_file_is_foreign_whatever_its_name(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        store_bytes(client, b"plain", b"bytes")
+    node.stop()
+    (tmp_path / "target").write_bytes(b"kept")
+    staging, store_id = node.store / "staging", read_mark(node.store)
+    own = [f"{store_id}.0dead.{n}{'.00' * (n % 2)}" for n in range(5)]
+    staged = put_odd_things(staging, own, tmp_path / "target")
+    leaf = next(node.store.glob("blobs/*/*"))
+    names = [f"{leaf.parent.name}{leaf.name}{n:028x}" for n in range(5)]
+    lying = put_odd_things(leaf, names, tmp_path / "target")
+    other = put_elsewhere(tmp_path, node.store / "blobs")
+    lying |= {node.store / "blobs" / name: "" for name in ("note", other.name[:2])}
+    (node.store / "blobs" / "note").touch()
+
+    for is_running in (False, True):
+        if is_running:
+            start_node(store=node.store)
+        found = json.loads(kvfs("doctor", "--json", store=node.store).stdout)["findings"]
+        (finding,) = (f for f in found if f["check"] == "staging")
+        assert finding["level"] == "warn"
+        assert f"0 files of nodes, and {len(staged)} foreign names" in finding["found"]
+        assert all(f"{path.name} ({kind})" in finding["found"] for path, kind in staged.items())
+    assert all(os.path.lexists(path) for path in staged)
+    removed = kvfs_json("gc", store=node.store)
+    full = next(iter(staged))
+    assert removed["left_count"] == 1 + len(lying)
+    assert set(removed["left"]) == {str(path) for path in (full, *lying)}
+    assert (removed["staging_files"], removed["orphan_blobs"]) == (0, 0)
+    assert removed["foreign_names"] == len(staged) - 1
+    assert os.listdir(staging) == [full.name] and os.listdir(full) == ["below"]
+    assert kvfs_text("rebuild", store=node.store) == "0 names rebuilt\n"
+    assert kvfs_json("verify", store=node.store)["files"] == 1
+    assert all(os.path.lexists(path) for path in (*lying, other))
+    assert os.listdir(node.store / "quarantine") == []
+    assert (tmp_path / "target").read_bytes() == b"kept"

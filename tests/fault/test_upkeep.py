@@ -87,6 +87,18 @@ def test_a_blob_that_goes_while_its_directory_is_read_is_left_out(
     assert sorted(digest[-1] for digest, _ in batch) == [0, 2]
 
 
+def test_what_took_a_blobs_place_is_put_aside(node: Node, allow_warnings: list[str]) -> None:
+    allow_warnings.append("is in the way of a blob")
+    directory = node.directories[0]
+    assert directory is not None
+    path = put_orphan(node, bytes(16))
+    path.unlink()
+    os.mkfifo(path)
+    assert directory.trash(bytes(16)) is None
+    assert not path.exists()
+    assert len(os.listdir(directory.path / "quarantine")) == 1
+
+
 def test_a_staging_file_that_goes_while_they_are_purged_is_no_fault(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

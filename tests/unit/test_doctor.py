@@ -86,7 +86,7 @@ def test_file_system_is_the_last_mounted_on_the_device(tmp_path: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    (tmp_path / "store.json").write_text("{}")
+    (tmp_path / "store.json").write_text('{"version": 1, "id": "a"}')
     (tmp_path / "staging").mkdir()
     return tmp_path
 
@@ -113,8 +113,30 @@ def test_a_store_that_cannot_start_is_told(store: Path, file: str, text: str) ->
 
 def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
     (store / "staging" / "a.b.1").touch()
-    assert levels(check_store(store))["staging"] is Level.WARN
-    assert check_staging(store, is_running=True).level is Level.OK
+    assert check_staging(store, is_running=False).found == "1 file that no node is writing"
+    assert check_staging(store, is_running=True) == Finding("staging", Level.OK, "1 file")
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_what_no_node_makes_in_staging_is_named(store: Path, is_running: bool) -> None:
+    (store / "staging" / "a.b.1").mkdir()
+    (store / "staging" / "a.b.2").touch()
+    (store / "staging" / "b.b.\n").touch()
+    finding = check_staging(store, is_running)
+    assert finding.level is Level.WARN
+    told = "1 file of nodes, and 2 foreign names: a.b.1 (a directory), b.b.\\x0a (a file)"
+    assert finding.found == told
+
+
+@pytest.mark.parametrize("damage", ["mark", "place"])
+def test_staging_that_cannot_be_looked_at_is_told(store: Path, damage: str) -> None:
+    (store / "staging" / "a.b.1").touch()
+    if damage == "mark":
+        (store / "store.json").write_text("{}")
+    else:
+        (store / "staging").rename(store / "aside")
+        (store / "staging").touch()
+    assert check_staging(store, is_running=False).level is Level.FAIL
 
 
 def test_a_socket_that_nobody_listens_on_is_left_over(store: Path) -> None:

@@ -1,11 +1,15 @@
 """A store: whether its directory is one, what stands in it, and what is left in it."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvfs.blobs import is_own
 from kvfs.errors import InvalidInput
-from kvfs.home import STORE_MARK, file_system_of, has_lost_mark, is_store, refuse_part
+from kvfs.home import FILE_KINDS, STORE_MARK, file_system_of, has_lost_mark, is_store, refuse_part
+from kvfs.mark import read_mark
+from kvfs.names import escape
 from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
@@ -14,6 +18,9 @@ from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
 from kvfs.shell.doctor.peers import check_peers
 from kvfs.shell.doctor.tiers import check_tiers
+from kvfs.shell.render import count_text
+
+_SHOWN = 8  # names that are told one by one
 
 
 def check_store(store: Path) -> Iterator[Finding]:
@@ -69,12 +76,28 @@ def check_configuration(store: Path) -> Finding:
 
 
 def check_staging(store: Path, is_running: bool) -> Finding:
-    """Files that writers left; those of a running node may be on their way."""
+    """Files that writers left; those of a running node may be on their way. What no node makes is
+    named."""
     try:
-        count = sum(1 for _ in os.scandir(store / "staging"))
-    except OSError:
-        count = 0
-    if count == 0 or is_running:
-        return Finding("staging", Level.OK, f"{count} files" if count else "empty")
-    advice = "`kvfs gc` removes what a node that died left, and names what it does not know"
-    return Finding("staging", Level.WARN, f"{count} names that no node is writing", advice)
+        with os.scandir(store / "staging") as items:
+            names = sorted(items, key=lambda item: item.name)
+        store_id = read_mark(store) if names else ""
+        foreign = [_describe(item) for item in names if not is_own(item, store_id)]
+    except FileNotFoundError:
+        names, foreign = [], []
+    except (InvalidInput, OSError) as error:
+        return Finding("staging", Level.FAIL, str(error), "no node starts before this is mended")
+    files = count_text(len(names) - len(foreign), "file")
+    advice = "`kvfs gc` removes what a node that died left, and names what is not its to remove"
+    if foreign:
+        shown = ", ".join(foreign[:_SHOWN]) + (" ..." if len(foreign) > _SHOWN else "")
+        found = f"{files} of nodes, and {count_text(len(foreign), 'foreign name')}: {shown}"
+        return Finding("staging", Level.WARN, found, advice)
+    if not names or is_running:
+        return Finding("staging", Level.OK, files if names else "empty")
+    return Finding("staging", Level.WARN, f"{files} that no node is writing", advice)
+
+
+def _describe(item: os.DirEntry[str]) -> str:
+    kind = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
+    return f"{escape(os.fsencode(item.name))} ({FILE_KINDS[kind]})"
