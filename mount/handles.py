@@ -371,14 +371,14 @@ class OpenFiles:
         through = version.through
         if through is None or not self._may_put_off:
             return False
-        if not self.settling.has_room(through.size_bytes):
-            return False
-        if not await self._stages.through.keep(through, version.ino):
+        room_bytes = self.settling.room_bytes
+        size_bytes = await self._stages.through.keep(through, version.ino, room_bytes)
+        if size_bytes is None:
             return False
         if version.ino not in self.settling:  # from now on it counts as open for writing
             self.versions.enter(version, is_writer=True)
             self.backing.enter(version.number, None)
-        self.settling.put_off(version.ino, through.size_bytes)
+        self.settling.put_off(version.ino, size_bytes)
         return True
 
     async def sync(self, fh: int, *, data_only: bool) -> None:

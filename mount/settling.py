@@ -14,6 +14,7 @@ be published waits on, and is tried again.
 
 import errno
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class Settling:
         self._is_late = False  # somebody has waited for the current one in vain
         self._quiet_from_s = 0.0
         self._wake = trio.Event()
+        self._look_s = math.inf  # when `run` looks, if nobody wakes it
         self._worker: trio.lowlevel.Task | None = None
 
     def __contains__(self, ino: int) -> bool:
@@ -72,9 +74,10 @@ class Settling:
         """Somebody began to write a file, or has closed one."""
         self._quiet_from_s = trio.current_time() + SETTLE_QUIET_S
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a file may wait."""
-        return self._bytes + size_bytes <= SETTLE_BYTES_MAX
+    @property
+    def room_bytes(self) -> int:
+        """How large a file may be that is to wait as well."""
+        return SETTLE_BYTES_MAX - self._bytes
 
     def put_off(self, ino: int, size_bytes: int) -> None:
         """Publish a file that was closed some time soon."""
@@ -85,7 +88,8 @@ class Settling:
         self._bytes += size_bytes - waiting.size_bytes
         waiting.size_bytes = size_bytes
         self.note_writer()
-        self._wake.set()
+        if self._at_s(waiting) < self._look_s:
+            self._wake.set()
 
     def forget(self, ino: int) -> None:
         """A file has lost its last name, and need not be published any more."""
@@ -146,13 +150,14 @@ class Settling:
             self._wake = trio.Event()
             while self._waiting:
                 waiting = min(self._waiting.values(), key=self._at_s)
-                wait_s = self._at_s(waiting) - trio.current_time()
-                if wait_s <= 0:
+                self._look_s = self._at_s(waiting)
+                if self._look_s <= trio.current_time():
                     await self._try(waiting)
                     continue
-                with trio.move_on_after(wait_s):
+                with trio.move_on_at(self._look_s):
                     await self._wake.wait()
                 self._wake = trio.Event()
+            self._look_s = math.inf
 
     def _at_s(self, waiting: _Waiting) -> float:
         """When a file is to be settled."""
@@ -165,9 +170,11 @@ class Settling:
         self._current = waiting
         try:
             await self._publish(waiting.ino)
-        except (KvfsError, OSError) as error:
+        except Exception as error:  # one file must not end the mount; whoever asks for it is told
             if waiting.problem is None:
-                log.error("inode %d cannot be published yet: %s", waiting.ino, error)
+                is_known = isinstance(error, (KvfsError, OSError))
+                words = "inode %d cannot be published yet: %s"
+                log.error(words, waiting.ino, error, exc_info=not is_known)
             waiting.problem = error
             waiting.not_before_s = trio.current_time() + SETTLE_RETRY_S
             waiting.tried.set()

@@ -168,7 +168,8 @@ class Stages:
         through, version.through = version.through, None
         if through is None:
             return
-        version.size_bytes, version.mtime_ns = through.size_bytes, through.mtime_ns
+        mark = through.mark()
+        version.size_bytes, version.mtime_ns = mark[0], through.mtime_ns(mark)
         self.through.end(through)
         if through.published is not None:
             version.stage = None

@@ -73,19 +73,14 @@ class Through:
     kept: Kept | None = None  # what the next start would make of it
 
     def mark(self) -> Mark:
-        """Another whenever the bytes are."""
-        status = os.fstat(self.stage.fd)
-        return status.st_size, status.st_mtime_ns
+        """Another whenever the bytes are: size and mtime of the stage."""
+        return _mark_of(os.fstat(self.stage.fd))
 
-    @property
-    def size_bytes(self) -> int:
-        return os.fstat(self.stage.fd).st_size
-
-    @property
-    def mtime_ns(self) -> int:
-        if self.set_mtime is not None and self.set_mtime[1] == self.mark():
+    def mtime_ns(self, mark: Mark) -> int:
+        """What the file shows while it is as `mark` says."""
+        if self.set_mtime is not None and self.set_mtime[1] == mark:
             return self.set_mtime[0]
-        return os.fstat(self.stage.fd).st_mtime_ns
+        return mark[1]
 
     @property
     def is_changed(self) -> bool:
@@ -123,31 +118,32 @@ class ThroughFiles:
         self._wake.set()
         return through
 
-    async def keep(self, through: Through, ino: int) -> bool:
+    async def keep(self, through: Through, ino: int, size_bytes_max: int) -> int | None:
         """See to it that the next start publishes what a file holds, so that this one may do it
-        later; False where it has to be done now. Raises as `publish`."""
+        later; its size, None where it has to be done now. Raises as `publish`."""
         stage = through.stage
         is_fit = through.published is None and stage.is_open and not through.is_mapped
         is_alone = self._node.neighbours is None  # others would see a name without bytes
         if not (is_fit and is_alone) or self._node.config.fsync or self._named(ino) is None:
-            return False
-        size_bytes, changed_ns = through.mark()
-        if size_bytes <= _COPIED_BYTES_MAX:
-            return False
+            return None
+        status = os.fstat(stage.fd)
+        mark = size_bytes, changed_ns = _mark_of(status)
+        if not _COPIED_BYTES_MAX < size_bytes <= size_bytes_max:
+            return None
         self._check_length(stage, size_bytes)
-        await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
+        await self._node.reserve(stage, allocated_bytes(status))
         inode = self._named(ino)
         if inode is None:  # it was removed meanwhile
-            return False
+            return None
         replaces = shown_digest(inode)
-        mtime_ns, identity = through.mtime_ns, self._node.meta.identity
+        mtime_ns, identity = through.mtime_ns(mark), self._node.meta.identity
         kept = Kept(stage.name, ino, size_bytes, changed_ns, mtime_ns, replaces, identity)
         if kept != through.kept:
             if not keep(self._directory(stage), kept):
-                return False
+                return None
             self._end_keeping(through)
             through.kept = kept
-        return True
+        return size_bytes
 
     def _end_keeping(self, through: Through) -> None:
         kept, through.kept = through.kept, None
@@ -164,7 +160,8 @@ class ThroughFiles:
         Raises `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
         if self._named(ino) is None or not through.is_changed:
             return None
-        before, mtime_ns = through.mark(), through.mtime_ns
+        before = through.mark()
+        mtime_ns = through.mtime_ns(before)
         self._check_length(through.stage, before[0])
         published = None
         if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
@@ -293,6 +290,10 @@ class ThroughFiles:
             except (KvfsError, OSError) as error:  # the close will tell
                 log.debug("no room was reserved: %s", error)
             return
+
+
+def _mark_of(status: os.stat_result) -> Mark:
+    return status.st_size, status.st_mtime_ns
 
 
 def _tells_writes(fd: int) -> bool:

@@ -65,11 +65,11 @@ class Versions:
         version = self._versions.get(self.numbers.current(inode.ino))
         if version is not None and version.through is not None:
             through = version.through
-            size_bytes, changed_ns = through.mark()
+            mark = size_bytes, changed_ns = through.mark()
             shown = replace(
                 inode,
                 size_bytes=size_bytes,
-                mtime_ns=through.mtime_ns,
+                mtime_ns=through.mtime_ns(mark),
                 ctime_ns=max(inode.ctime_ns, changed_ns),
             )
             return shown, True

@@ -189,17 +189,24 @@ class LmdbEngine(TableEngine):
         try:
             with self._env.begin(write=True) as txn:
                 yield txn
-        except _DAMAGE as error:
-            raise _distrust(self._directory, error) from error
         except lmdb.Error as error:
-            raise _failure(error, self._directory) from error
+            raise self._explain(error) from error
+
+    def _explain(self, error: lmdb.Error) -> KvfsError:
+        """What a transaction that could not be written means. Nothing of it was kept."""
+        if isinstance(error, _DAMAGE):
+            return _distrust(self._directory, error)
+        return _failure(error, self._directory)
 
     def _write(self, change: Callable[[Batch], _Result]) -> _Result:
-        known_totals = self._packed_totals
-        with self._writing() as txn:
-            batch = Batch(txn, self._tables, self._cache, known_totals)
-            result = change(batch)
-            packed_totals = batch.finish()
+        known_totals, self._packed_totals = self._packed_totals, None
+        try:  # not by `_writing`: this is what most changes of names wait for
+            with self._env.begin(write=True) as txn:
+                batch = Batch(txn, self._tables, self._cache, known_totals)
+                result = change(batch)
+                packed_totals = batch.finish()
+        except lmdb.Error as error:
+            raise self._explain(error) from error
         self._packed_totals = packed_totals
         batch.committed()
         self._lookups.note(batch)

@@ -132,6 +132,31 @@ async def test_what_cannot_be_published_waits_on(
     assert bench.settling.describe()["unsettled_files"] == 0
 
 
+async def test_a_fault_of_ours_costs_one_file_and_no_mount(
+    bench: Bench, autojump_clock: MockClock, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("inode 7 cannot be published yet: 'absent'")
+    bench.failures = [KeyError("absent")]
+    bench.settling.put_off(7, MIB)
+    with pytest.raises(KeyError):
+        await bench.settling.settle(7)
+    bench.settling.put_off(8, MIB)
+    await after(SETTLE_RETRY_S * 1.1)
+    assert bench.published == [8, 7]
+
+
+async def test_a_later_file_does_not_wait_for_one_that_is_tried_again(
+    bench: Bench, autojump_clock: MockClock, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("inode 7 cannot be published yet: no room")
+    bench.failures = [OutOfSpace("no room")]
+    bench.settling.put_off(7, MIB)
+    await after(SETTLE_QUIET_S * 1.1)
+    bench.settling.put_off(8, MIB)
+    await after(SETTLE_QUIET_S * 1.1)
+    assert bench.published == [8]
+
+
 async def test_nobody_waits_for_ever(bench: Bench, autojump_clock: MockClock) -> None:
     bench.gate = trio.Event()
     bench.settling.put_off(7, MIB)
@@ -164,12 +189,11 @@ async def test_a_publication_that_needs_room_does_not_wait_for_itself(
 
 async def test_what_waits_is_bounded(bench: Bench, autojump_clock: MockClock) -> None:
     bench.settling.put_off(7, SETTLE_BYTES_MAX - MIB)
-    assert bench.settling.has_room(MIB)
-    assert not bench.settling.has_room(MIB + 1)
+    assert bench.settling.room_bytes == MIB
     bench.settling.put_off(7, SETTLE_BYTES_MAX)  # closed once more, and longer
-    assert not bench.settling.has_room(1)
+    assert bench.settling.room_bytes == 0
     await bench.settling.settle_all()
-    assert bench.settling.has_room(SETTLE_BYTES_MAX)
+    assert bench.settling.room_bytes == SETTLE_BYTES_MAX
     assert bench.published == [7]
 
 
