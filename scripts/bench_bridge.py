@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from kvfs.config import MIB  # noqa: E402  (path first)
 from scripts.bridge_rig import Engine, engine_of  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 from scripts.node_rig import node_of  # noqa: E402
 
 SETTLE_S = 0.5

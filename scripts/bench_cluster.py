@@ -44,7 +44,7 @@ from kvfs.names import ChunkKeys, chunk_key, chunk_path  # noqa: E402
 from scripts.bridge_rig import Reader, engine_of  # noqa: E402
 from scripts.cluster_rig import Node, Rig, cluster, command_in  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 
 FILE_BYTES = 16 * MIB
 FILES = 16  # a little more than the KV of a prompt of 1,900 tokens, of a model of 8B

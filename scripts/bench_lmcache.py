@@ -31,11 +31,11 @@ from scripts.engine_rig import (  # noqa: E402
     Answer,
     Server,
     ask,
-    drop_page_cache,
     free_port,
     prompt_tokens,
     wait_unchanged,
 )
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 from scripts.mount_rig import mounted  # noqa: E402
 
 BINARIES = ROOT / ".envs" / "lmcache" / "bin"

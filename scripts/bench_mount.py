@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.config import GIB, KIB, MIB, UNCHANGED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
-from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.memory_rig import drop_page_cache, warm_memory  # noqa: E402
 from scripts.mount_rig import (  # noqa: E402
     SERVING_DEADLINE_S,
     STOP_DEADLINE_S,
@@ -204,12 +204,13 @@ def write_gib_s(
     until_published: bool = False,
 ) -> float:
     """New files under a temporary name, then renamed; or until a client of the node sees them all,
-    for which it must have their digests. They are removed, and the disk is quiet, before and
-    after."""
+    for which it must have their digests. They are removed, the disk is quiet and memory is
+    there, before and after."""
     global _written
     folder = place.folder / "written"
     folder.mkdir()
     os.sync()
+    warm_memory(2 * files * FILE_BYTES)
     start = _written
     _written += files
 

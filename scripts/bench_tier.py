@@ -41,7 +41,7 @@ from kvfs.tiers.contract import Tier, WritableTier  # noqa: E402
 from kvfs.tiers.opening import open_tier  # noqa: E402
 from kvfs.tiers.peer import PeerTier  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 from scripts.peer_rig import CLIENT_ID, CLUSTER, SERVER_ID, DirectorySource  # noqa: E402
 from scripts.s3_rig import BUCKET, CREDENTIALS, PYTHON, S3Server  # noqa: E402
 

@@ -35,7 +35,8 @@ sys.path.insert(0, str(ROOT))
 from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.config import GIB, MIB, UNCHANGED_S  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
-from scripts.engine_rig import OFFLINE, drop_page_cache, warm_disk  # noqa: E402
+from scripts.engine_rig import OFFLINE  # noqa: E402
+from scripts.memory_rig import drop_page_cache, warm_memory  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
 
 ENVIRONMENTS = {"fs": "lmcache", "fs_native": "lmcache", "vllm": "vllm"}
@@ -127,8 +128,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, plain: Path, rig: MountRi
             turns = [(on_mount, cell.mount), (on_disk, cell.plain)]
             for place, figures in turns if number % 2 == 0 else turns[::-1]:
                 drop_page_cache()  # which writes out what others have left
-                written_to = rig.store / "staging" if place is on_mount else on_disk
-                warm_disk(written_to, arguments.chunks * arguments.mib * MIB)
+                warm_memory(2 * arguments.chunks * arguments.mib * MIB)
                 for kind, seconds in measure_once(driver, place, arguments.chunks):
                     figures[kind].append(gib / seconds)
                 remove_chunks(place)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.shell.configs import vllm_transfer_config  # noqa: E402  (path first)
 from scripts.build_demo_model import sentences  # noqa: E402
-from scripts.engine_rig import drop_page_cache  # noqa: E402
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 
 KVFS = ROOT / ".venv" / "bin" / "kvfs"
 VLLM_PYTHON = ROOT / ".envs" / "vllm" / "bin" / "python"

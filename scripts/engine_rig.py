@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -208,26 +207,6 @@ def _read_stream(response: http.client.HTTPResponse, start_s: float) -> Answer:
         details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = details.get("cached_tokens") or cached_tokens
     return Answer(first_token_s, cached_tokens, tuple(tokens))
-
-
-def drop_page_cache() -> bool:
-    """Make the kernel forget file contents; False without the right to do so."""
-    os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
-    except OSError:
-        return False
-    return True
-
-
-def warm_disk(directory: Path, size_bytes: int) -> None:
-    """Write so much to a directory and remove it, so that what is written there next finds the
-    disk's records of what is free in memory: after `drop_page_cache`, whoever comes first writes at
-    a tenth of the speed."""
-    data = bytes(1 << 20)
-    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-        for _ in range(-(-size_bytes // len(data))):
-            file.write(data)
 
 
 def wait_unchanged(directory: Path, *, meanwhile: Callable[[], object] = lambda: None) -> None:

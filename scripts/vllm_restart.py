@@ -26,7 +26,8 @@ from vllm import EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  (enviro
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from scripts.engine_rig import drop_page_cache, prompt_tokens, wait_unchanged  # noqa: E402
+from scripts.engine_rig import prompt_tokens, wait_unchanged  # noqa: E402
+from scripts.memory_rig import drop_page_cache  # noqa: E402
 
 ANSWER_TOKENS = 8
 IDLE_STEP_S = 0.001

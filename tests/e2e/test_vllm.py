@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from kvfs.names import parse_chunk_path
-from scripts.engine_rig import drop_page_cache
+from scripts.memory_rig import drop_page_cache
 from tests.engines import EngineProcess, Site, StartEngine, prompt_of
 from tests.processes import wait_until
 
