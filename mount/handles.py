@@ -312,15 +312,15 @@ class OpenFiles:
         async with Held(version.lock):
             await self._stages.write(version, offset, data)
         if handle.is_direct:
-            await self._end_direct_write(fh, handle)
+            await self._end_direct_write(handle)
 
-    async def _end_direct_write(self, fh: int, handle: Handle) -> None:
+    async def _end_direct_write(self, handle: Handle) -> None:
         """What the kernel does itself for a write that it has in its page cache."""
         version = handle.version
         if not handle.is_root:
             drop_privileges(self._node, version.ino)
         if handle.is_synchronous:
-            await self.sync(fh, data_only=False)
+            await _sync(version, data_only=False)
         if version.is_mixed and version.through is None:
             # The kernel dropped the pages before the write; a read may have brought them back.
             self._expire_pages(version.number)
@@ -382,12 +382,9 @@ class OpenFiles:
         return True
 
     async def sync(self, fh: int, *, data_only: bool) -> None:
-        """Put a stage's bytes on the disk. Published ones are the node's to sync."""
-        version = self._handles[fh].version
-        stage = version.stage if version.through is None else version.through.stage
-        if stage is not None:
-            sync = os.fdatasync if data_only else os.fsync
-            await trio.to_thread.run_sync(sync, stage.fd, abandon_on_cancel=True)
+        """Put a version's bytes on the disk, also those that a close of another descriptor has
+        published. Nothing, where nobody has read or written any."""
+        await _sync(self._handles[fh].version, data_only=data_only)
 
     async def release(self, fh: int) -> None:
         """The last descriptor of an open has gone."""
@@ -485,3 +482,17 @@ class OpenFiles:
             self._leave(handle.version, handle.is_writer, is_backed=False)
         self._handles.clear()
         self.backing.close()
+
+
+async def _sync(version: Version, *, data_only: bool) -> None:
+    content = version.content  # of the stage, where there is one
+    if content is not None:
+        own_fd = os.dup(content.fd)  # a writer that comes meanwhile has that one closed
+        await trio.to_thread.run_sync(_sync_and_close, own_fd, data_only, abandon_on_cancel=True)
+
+
+def _sync_and_close(fd: int, data_only: bool) -> None:
+    try:
+        (os.fdatasync if data_only else os.fsync)(fd)
+    finally:
+        os.close(fd)

@@ -1,9 +1,10 @@
 """Files that the kernel serves by itself, from a backing file: FUSE passthrough.
 
 Once the kernel has a backing file for an open, its reads, writes and mappings never reach this
-process. The kernel has one rule, and answers EIO to an open that breaks it: while an inode is open
-in passthrough, every open of it is, with the same backing id; while it is open through the page
-cache, none is. So how an inode is served is settled by its first open, until its last release:
+process, but for reads and writes of one that writes with O_DIRECT (`mount.kernel`). The kernel has
+one rule, and answers EIO to an open that breaks it: while an inode is open in passthrough, every
+open of it is, with the same backing id; while it is open through the page cache, none is. So how an
+inode is served is settled by its first open, until its last release:
 
 | the inode is           | an open with local bytes      | an open while they are fetched  |
 |------------------------|-------------------------------|---------------------------------|

@@ -187,8 +187,11 @@ class Settling:
     def _end(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.ino]
         self._bytes -= waiting.size_bytes
-        self._note_end(waiting.ino)
         waiting.tried.set()
+        try:
+            self._note_end(waiting.ino)
+        except Exception:  # as above; what was to be published is
+            log.exception("inode %d could not be let go", waiting.ino)
 
     def describe(self) -> dict[str, object]:
         """For `kvfs status`: what waits, and why it does still."""

@@ -87,7 +87,8 @@ class Stages:
     async def write(self, version: Version, offset: int, data: bytes) -> None:
         """Write all of `data`, or raise and count nothing as written."""
         if version.through is not None:  # its size and time are asked of the stage
-            await self._write_out(version.through.stage.fd, data, offset, None)
+            stage = version.through.stage
+            await self._write_out(stage, os.fstat(stage.fd).st_size, data, offset, None)
             return
         stage = await self._start(version)
         if offset > version.size_bytes:  # a hole costs nothing to make, but all of it is hashed
@@ -96,23 +97,32 @@ class Stages:
         version.is_dirty = True
         if version.growing is not None and version.growing.size_bytes != offset:
             version.growing = None
-        try:
-            await self._write_out(stage.fd, data, offset, version.growing)
-        except OSError:
-            os.ftruncate(stage.fd, version.size_bytes)  # what came through counts for nothing
-            raise
+        await self._write_out(stage, version.size_bytes, data, offset, version.growing)
         version.size_bytes = max(version.size_bytes, offset + len(data))
         version.mtime_ns = self._node.now_ns()
 
     async def _write_out(
-        self, fd: int, data: bytes, offset: int, growing: GrowingDigest | None
+        self,
+        stage: Stage,
+        size_bytes: int,
+        data: bytes,
+        offset: int,
+        growing: GrowingDigest | None,
     ) -> None:
-        """Write in the mount's own thread what that is not likely to stop."""
+        """Write into a stage of `size_bytes`, in the mount's own thread what that is not likely to
+        stop. Of a write that fails it grows by nothing."""
         begin_s = trio.current_time()
-        if len(data) > self._inline_bytes_max() or begin_s < self._slow_until_s:
-            await trio.to_thread.run_sync(_write, fd, data, offset, growing)
-            return
-        _write(fd, data, offset, growing)
+        arguments = stage.fd, data, offset, growing
+        try:
+            if len(data) > self._inline_bytes_max() or begin_s < self._slow_until_s:
+                await trio.to_thread.run_sync(_write, *arguments)
+                return
+            _write(*arguments)
+        except OSError:
+            # The kernel lets nobody else make it longer meanwhile.
+            if offset + len(data) > size_bytes:
+                os.ftruncate(stage.fd, size_bytes)
+            raise
         end_s = trio.current_time()
         if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
             self._slow_until_s = end_s + _SLOW_DISK_S

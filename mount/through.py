@@ -1,10 +1,10 @@
 """Files that are written through the kernel: FUSE passthrough for writes.
 
 A file that is made, or emptied, by an open for writing only is served by the kernel from its stage
-(`mount.passthrough`). Its writes do not come here, so size and time are asked of the stage, room is
-reserved while it grows, and a close finds what to publish by comparing size and mtime with what it
-published last. A file that finds no room is told so by close, so a store with little room does
-without.
+(`mount.passthrough`). Its writes do not come here, but for those of opens with O_DIRECT, which
+Python does beside the kernel: so size and time are asked of the stage, room is reserved while it
+grows, and a close finds what to publish by comparing size and mtime with what it published last. A
+file that finds no room is told so by close, so a store with little room does without.
 
 Who closes may have another descriptor (a shell's redirection has), and write after the close:
 

@@ -5,10 +5,7 @@ import errno
 import io
 import os
 import re
-import stat
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -27,37 +24,20 @@ from kvfs.shell.session import Session
 from kvfs.shell.status import status
 from kvfs.status import status_of
 from mount.handles import OpenFiles
-from mount.passthrough import BackingIds
 from tests.fake_client import FakeClient
+from tests.open_files import create_empty, opened
 from tests.own_node import load
 
 DATA = b"closed" * (MIB // 2)
-WRITE = os.O_WRONLY | os.O_CREAT
-
-
-@asynccontextmanager
-async def opened(node: Node) -> AsyncIterator[OpenFiles]:
-    """The open files of a mount that the kernel serves."""
-    files = OpenFiles(node, lambda number: None, lambda number: False)
-    files.backing = BackingIds(-1, None, ioctl=lambda fd, request, argument: 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(files.run)
-        yield files
-        nursery.cancel_scope.cancel()
-    files.close()
 
 
 def create(node: Node, files: OpenFiles, name: bytes = b"a") -> tuple[int, Inode]:
     """A new file with `DATA`; its handle."""
-
-    def make() -> Inode:
-        return node.meta.make(ROOT_INO, name, stat.S_IFREG | 0o600, 0, 0, node.now_ns())
-
-    made, inode = files.create(make, WRITE, is_root=True)
+    made, inode = create_empty(node, files, name)
     version = files.versions.get(inode.ino)
     assert version is not None and version.through is not None
     os.pwrite(version.through.stage.fd, DATA, 0)
-    return made.fh, inode
+    return made, inode
 
 
 def status_text(node: Node) -> str:

@@ -29,7 +29,8 @@ class Bench:
         self.ended: list[int] = []
         self.failures: list[Exception] = []
         self.gate: trio.Event | None = None
-        self.settling = Settling(self._publish, self.ended.append)
+        self.end_failures: list[Exception] = []
+        self.settling = Settling(self._publish, self._end)
 
     async def _publish(self, ino: int) -> None:
         if self.gate is not None:
@@ -37,6 +38,11 @@ class Bench:
         if self.failures:
             raise self.failures.pop(0)
         self.published.append(ino)
+
+    def _end(self, ino: int) -> None:
+        if self.end_failures:
+            raise self.end_failures.pop(0)
+        self.ended.append(ino)
 
 
 @pytest.fixture
@@ -143,6 +149,20 @@ async def test_a_fault_of_ours_costs_one_file_and_no_mount(
     bench.settling.put_off(8, MIB)
     await after(SETTLE_RETRY_S * 1.1)
     assert bench.published == [8, 7]
+
+
+async def test_a_file_that_cannot_be_let_go_costs_no_mount(
+    bench: Bench, autojump_clock: MockClock, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("inode 7 could not be let go")
+    bench.end_failures = [OSError(errno.EIO, "bad disk")]
+    bench.settling.put_off(7, MIB)
+    await bench.settling.settle(7)
+    bench.settling.put_off(8, MIB)
+    await bench.settling.settle_all()
+    assert bench.published == [7, 8]
+    assert bench.ended == [8]
+    assert bench.settling.room_bytes == SETTLE_BYTES_MAX
 
 
 async def test_a_later_file_does_not_wait_for_one_that_is_tried_again(
