@@ -21,11 +21,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvfs.config import QUARANTINE_BYTES_MAX, QUARANTINE_FILES_MAX
+from kvfs.errors import Unavailable
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.stored import allocated_bytes
 
 log = logging.getLogger(__name__)
 
+_NAMES_TRIED = 100  # for a new file, where others are in the way
 _FANOUT_NAME = re.compile("[0-9a-f]{2}")
 _BLOB_NAME = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
@@ -61,10 +63,14 @@ class BlobFiles:
     # Staging -------------------------------------------------------------------------------------
     def stage(self) -> StagingFile:
         """Make an empty private file, open for reading and writing."""
-        name = self._new_name()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self.stage_path(name), flags, self._file_mode)
-        return StagingFile(name, fd)
+        for _ in range(_NAMES_TRIED):
+            name = self._new_name()
+            try:
+                return StagingFile(name, os.open(self.stage_path(name), flags, self._file_mode))
+            except FileExistsError:  # somebody else put it there
+                continue
+        raise Unavailable(f"{self._root}/staging has foreign files in the way: remove them")
 
     def link_stage(self, other: str) -> str:
         """The name of another staging file that is the same file as `other`."""

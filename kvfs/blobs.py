@@ -47,7 +47,7 @@ class BlobDirectory(BlobFiles):
         self._opened_ns = time.time_ns()
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
         self._disk = os.statvfs(self._root)
-        self._disk_seen_s = time.monotonic()
+        self.disk_seen_s = time.monotonic()
         self.trim_quarantine()
 
     @classmethod
@@ -98,13 +98,13 @@ class BlobDirectory(BlobFiles):
 
     def _disk_now(self) -> os.statvfs_result:
         now_s = time.monotonic()
-        if now_s - self._disk_seen_s > DISK_FIGURES_S:
-            self._disk, self._disk_seen_s = os.statvfs(self._root), now_s
+        if now_s - self.disk_seen_s > DISK_FIGURES_S:
+            self._disk, self.disk_seen_s = os.statvfs(self._root), now_s
         return self._disk
 
     def note_freed(self) -> None:
         """Something was removed: the figures of the disk are asked for anew."""
-        self._disk_seen_s = -DISK_FIGURES_S
+        self.disk_seen_s = -DISK_FIGURES_S
 
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""

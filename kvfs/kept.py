@@ -155,7 +155,7 @@ async def _stage_of(
     else:
         staged = StagingFile(directory.link_stage(kept.name), os.dup(fd))
     stage = Stage(index, staged.name, staged.fd)
-    node.space.begin_stage(index)
+    node.space.begin_stage(stage)
     try:
         if has_writer:
             await trio.to_thread.run_sync(copy_bytes, fd, stage.fd, kept.size_bytes)

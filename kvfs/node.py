@@ -344,8 +344,9 @@ class Node:
                 f"{size_bytes} bytes are more than any directory of the store may hold"
             )
         staged = directory.stage()
-        self.space.begin_stage(index)
-        return Stage(index, staged.name, staged.fd)
+        stage = Stage(index, staged.name, staged.fd)
+        self.space.begin_stage(stage)
+        return stage
 
     async def stage_copy(self, ino: int) -> Stage:
         """A stage that holds a published file's bytes, for copy on write."""
@@ -374,16 +375,15 @@ class Node:
             await self.reclaim.make_room(stage.directory, extra)
             if not stage.is_open:
                 return  # it ended meanwhile
-            stage.reserved_bytes += extra
-            self.space.reserve(stage.directory, extra)
+            self.space.reserve(stage, extra)
 
     def discard(self, stage: Stage) -> None:
         """Close and remove a stage; one that was used up is left alone."""
         if stage.is_open:
             allocated = allocated_bytes(os.fstat(stage.fd))
-            os.close(stage.fd)
             stage.is_open = False
-            self.space.end_stage(stage.directory, stage.reserved_bytes)
+            self.space.end_stage(stage)
+            os.close(stage.fd)
             directory = self.directories[stage.directory]
             assert directory is not None
             self.reclaim.remove(stage.directory, directory.stage_path(stage.name), allocated)

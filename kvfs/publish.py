@@ -246,4 +246,4 @@ class Publisher:
 
     def _end_stage(self, stage: Stage) -> None:
         stage.is_open = False
-        self._space.end_stage(stage.directory, stage.reserved_bytes)
+        self._space.end_stage(stage)

@@ -6,12 +6,13 @@ The sum of these never exceeds `max_bytes`, and `min_free` of the file system st
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import FILES_MAX
 from kvfs.meta.contract import Usage
+from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes
 
 
@@ -30,7 +31,9 @@ class _Load:
     reserved_bytes: int = 0  # staging files: what they hold or may grow to
     trash_bytes: int = 0  # taken away, not yet unlinked
     stuck_bytes: int = 0  # taken away, and can't be unlinked before the next start
-    stages: int = 0
+    stages: set[Stage] = field(default_factory=set)
+    written_bytes: int = 0  # of the reserved ones, what the disk's own figures count already
+    looked_s: float = 0.0  # when that was seen
 
 
 class Space:
@@ -89,10 +92,21 @@ class Space:
         directory = self._directories[index]
         if directory is None:
             return 0
-        load = self._loads[index]
-        room = directory.free_bytes() - directory.min_free_bytes() - load.reserved_bytes
+        room = directory.free_bytes() - directory.min_free_bytes() - self._unwritten_bytes(index)
         limit = directory.limit_bytes()
         return room if limit is None else min(room, limit - self.used_bytes(index))
+
+    def _unwritten_bytes(self, index: int) -> int:
+        """How much writers may still take of what the disk says is free."""
+        directory, load = self._directories[index], self._loads[index]
+        if directory is not None and load.looked_s != directory.disk_seen_s:
+            load.looked_s, load.written_bytes = directory.disk_seen_s, 0
+            for stage in load.stages:
+                if stage.reserved_bytes and stage.fd >= 0:
+                    taken = allocated_bytes(os.fstat(stage.fd))
+                    stage.written_bytes = min(stage.reserved_bytes, taken)
+                load.written_bytes += stage.written_bytes
+        return load.reserved_bytes - load.written_bytes
 
     def evictable_bytes(self, index: int) -> int:
         """How much more room there is when everything that is stored has gone."""
@@ -118,19 +132,25 @@ class Space:
 
     def _busyness(self, index: int, size_bytes: int) -> tuple[bool, int, int]:
         has_no_room = self.room_bytes(index) < size_bytes
-        return has_no_room, self._loads[index].stages, self.used_bytes(index)
+        return has_no_room, len(self._loads[index].stages), self.used_bytes(index)
 
-    def begin_stage(self, index: int) -> None:
-        self._loads[index].stages += 1
+    def begin_stage(self, stage: Stage) -> None:
+        """A stage is written; its descriptor stays open until `end_stage`."""
+        assert stage.reserved_bytes == 0
+        self._loads[stage.directory].stages.add(stage)
 
-    def end_stage(self, index: int, reserved_bytes: int) -> None:
-        self._loads[index].stages -= 1
-        self._loads[index].reserved_bytes -= reserved_bytes
+    def end_stage(self, stage: Stage) -> None:
+        """A stage is a blob, or goes: its reservation ends."""
+        load = self._loads[stage.directory]
+        load.stages.remove(stage)
+        load.reserved_bytes -= stage.reserved_bytes
+        load.written_bytes -= stage.written_bytes
 
-    def reserve(self, index: int, size_bytes: int) -> None:
-        """Count bytes more that a stage may fill; `end_stage` gives them back."""
+    def reserve(self, stage: Stage, size_bytes: int) -> None:
+        """Count bytes more that a stage may fill, until its end."""
         assert size_bytes >= 0
-        self._loads[index].reserved_bytes += size_bytes
+        stage.reserved_bytes += size_bytes
+        self._loads[stage.directory].reserved_bytes += size_bytes
 
     def begin_trash(self, index: int, size_bytes: int) -> None:
         self._loads[index].trash_bytes += size_bytes

@@ -17,7 +17,7 @@ from kvfs.stored import allocated_bytes, read_header
 
 log = logging.getLogger(__name__)
 
-_LEFT_SHOWN = 8  # names that are told one by one
+_LEFT_SHOWN = 256  # names that are told one by one
 _STEP = 16  # names given back before everyone else has a turn
 
 

@@ -202,7 +202,7 @@ class ThroughFiles:
         # What it grows by from now on is nobody's yet.
         through.growth = Stage(stage.directory, "", -1)
         through.counted_bytes = allocated_bytes(os.fstat(stage.fd))
-        self._node.space.begin_stage(stage.directory)
+        self._node.space.begin_stage(through.growth)
         return published
 
     async def _digest(self, stage: Stage, size_bytes: int, *, is_awaited: bool) -> bytes:
@@ -256,7 +256,7 @@ class ThroughFiles:
         stage, growth = through.stage, through.growth
         if growth is not None:
             growth.is_open = False
-            self._node.space.end_stage(growth.directory, growth.reserved_bytes)
+            self._node.space.end_stage(growth)
         if stage.adopted_as:
             self._node.open_blobs.end(stage.adopted_as)
             if through.is_changed:

@@ -21,10 +21,11 @@ def stage_in(node: Node, index: int, data: bytes) -> Stage:
     directory = node.directories[index]
     assert directory is not None
     staged = directory.stage()
-    node.space.begin_stage(index)
-    os.write(staged.fd, data)
-    node.space.reserve(index, MIB)
-    return Stage(index, staged.name, staged.fd, MIB)
+    stage = Stage(index, staged.name, staged.fd)
+    node.space.begin_stage(stage)
+    os.write(stage.fd, data)
+    node.space.reserve(stage, MIB)
+    return stage
 
 
 def content_of(

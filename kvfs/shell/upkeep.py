@@ -7,6 +7,8 @@ from kvfs.names import escape
 from kvfs.shell.render import count_text, facts, size_text, write_json
 from kvfs.shell.session import Session
 
+_LEFT_SHOWN = 8  # names that are told one by one
+
 
 def gc(session: Session) -> int:
     """`kvfs gc`."""
@@ -18,8 +20,9 @@ def gc(session: Session) -> int:
     counts = {name: n for name, n in removed.items() if name not in ("left", "left_count")}
     session.lines(facts([(name.replace("_", " "), _value(name, n)) for name, n in counts.items()]))
     if removed["left_count"]:
-        shown = ", ".join(escape(os.fsencode(path)) for path in removed["left"])
-        more = " ..." if removed["left_count"] > len(removed["left"]) else ""
+        left = removed["left"][:_LEFT_SHOWN]
+        shown = ", ".join(escape(os.fsencode(path)) for path in left)
+        more = " ..." if removed["left_count"] > len(left) else ""
         sys.stderr.write(
             f"kvfs gc: {count_text(removed['left_count'], 'foreign name')} left: in blobs, a"
             " directory with content, or newer than the node; look at them, and remove them by"

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
+from kvfs.blobs import BlobDirectory
 from kvfs.client import Client
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, NamespaceError
+from kvfs.settings.words import DirectoryConfig
 from tests.files import load_bytes, store_bytes
 
 MIB = 1024 * 1024
@@ -129,6 +132,19 @@ def test_what_is_in_a_blobs_way_goes_to_the_quarantine(
     node = start_node(store=node.store)
     with Client(node.store) as client:
         assert load_bytes(client, b"f") == data
+
+
+def test_what_lies_where_a_staging_file_would_is_left_alone(tmp_path: Path) -> None:
+    directory = BlobDirectory.open(DirectoryConfig(tmp_path / "store"))
+    first = directory.stage()
+    stem, _, serial = first.name.rpartition(".")
+    in_the_way = Path(directory.stage_path(f"{stem}.{int(serial, 16) + 1:x}"))
+    in_the_way.mkdir()
+    second = directory.stage()
+    assert os.listdir(in_the_way) == [] and second.name != in_the_way.name
+    for staged in (first, second):
+        os.close(staged.fd)
+    directory.close()
 
 
 def test_a_start_passes_over_what_is_no_fan_out_directory(start_node) -> None:

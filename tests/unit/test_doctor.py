@@ -111,6 +111,15 @@ def test_a_store_that_cannot_start_is_told(store: Path, file: str, text: str) ->
     assert levels(check_store(store))["settings"] is Level.FAIL
 
 
+@pytest.mark.parametrize("file", ["store.json", "meta/directories.json"])
+def test_what_no_node_starts_with_is_told(store: Path, file: str) -> None:
+    (store / file).parent.mkdir(exist_ok=True)
+    (store / file).write_text("{")
+    finding = next(f for f in check_store(store) if f.check == "settings")
+    assert finding.level is Level.FAIL
+    assert f"{file}: is damaged" in finding.found
+
+
 def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
     (store / "staging" / "a.b.1").touch()
     assert check_staging(store, is_running=False).found == "1 file that no node is writing"

@@ -16,6 +16,7 @@ from kvfs.meta.contract import Blob, Usage
 from kvfs.reclaim import Evicted, Reclaim
 from kvfs.settings.words import DirectoryConfig
 from kvfs.space import Space
+from kvfs.stage import Stage
 
 DIGESTS = [bytes([number]) * 16 for number in range(3)]
 
@@ -185,11 +186,12 @@ def test_what_was_closed_may_go_before_there_is_no_room(bench: Bench) -> None:
             nursery.cancel_scope.cancel()
 
     stored, bench.meta.stored = bench.meta.stored, 0  # nothing is published, so nothing may go
-    bench.space.begin_stage(0)
-    bench.space.reserve(0, stored * MIB)
+    stage = Stage(0, "", -1)
+    bench.space.begin_stage(stage)
+    bench.space.reserve(stage, stored * MIB)
 
     def publish() -> None:
-        bench.space.end_stage(0, stored * MIB)
+        bench.space.end_stage(stage)
         bench.meta.stored = stored
 
     bench.unsettled.append(publish)
@@ -206,10 +208,33 @@ def test_who_waits_for_room_does_not_wait_for_a_publication_for_ever(bench: Benc
         await trio.sleep_forever()
 
     bench.meta.stored = 0
-    bench.space.begin_stage(0)
-    bench.space.reserve(0, 3 * MIB)
+    stage = Stage(0, "", -1)
+    bench.space.begin_stage(stage)
+    bench.space.reserve(stage, 3 * MIB)
     bench.reclaim._settle = hang
     trio.run(make_room, clock=MockClock(autojump_threshold=0))
+
+
+def test_what_is_written_counts_once_where_the_disk_limits(tmp_path: Path) -> None:
+    directory = BlobDirectory.open(DirectoryConfig(tmp_path, max_bytes=None, min_free=0))
+    space = Space([directory], lambda: Usage(0, 0, 0, (0,)), tmp_path / "none")
+    disk = {"free": 100 * MIB}
+    directory.free_bytes = lambda: disk["free"]  # type: ignore[method-assign]
+    staged = directory.stage()
+    stage = Stage(0, staged.name, staged.fd)
+    space.begin_stage(stage)
+    space.reserve(stage, 60 * MIB)
+    assert space.room_bytes(0) == 40 * MIB
+    os.posix_fallocate(stage.fd, 0, 50 * MIB)
+    disk["free"] -= 50 * MIB
+    directory.disk_seen_s += 1
+    assert space.room_bytes(0) == 40 * MIB
+    space.reserve(stage, 5 * MIB)
+    assert space.room_bytes(0) == 35 * MIB
+    space.end_stage(stage)
+    assert space.room_bytes(0) == 50 * MIB
+    os.close(stage.fd)
+    directory.close()
 
 
 def test_steps_that_find_nothing_yet_give_everyone_a_turn(bench: Bench) -> None:

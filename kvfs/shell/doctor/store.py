@@ -10,6 +10,7 @@ from kvfs.errors import InvalidInput
 from kvfs.home import FILE_KINDS, STORE_MARK, file_system_of, has_lost_mark, is_store, refuse_part
 from kvfs.mark import read_mark
 from kvfs.names import escape
+from kvfs.roster import ROSTER, read_roster
 from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
@@ -68,6 +69,8 @@ def check_store(store: Path) -> Iterator[Finding]:
 def check_configuration(store: Path) -> Finding:
     """Whether a node could start with what the store says of itself."""
     try:
+        read_mark(store)
+        read_roster(store / ROSTER)
         load_config_of_store([store])
         refuse_part(store)
     except InvalidInput as error:
