@@ -401,8 +401,8 @@ class Node:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
         belongs to the caller and must not be written any more. `digest`: of its bytes, where the
         caller has hashed them. `ctime_ns`: when they came, if not now. `writable_bytes`: so many
-        were, and somebody may still write to the file; where it is `adopted_as` a blob then,
-        `open_blobs.end` is the caller's to call."""
+        were, and somebody may still write to the file, which the caller has synced where that is
+        set; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
         directory = self.directories[stage.directory]
         assert directory is not None
         if digest is None:
@@ -413,7 +413,7 @@ class Node:
         elif directory.lacks_leaf(digest):
             await trio.to_thread.run_sync(directory.make_leaves, [digest], abandon_on_cancel=True)
         size_bytes = os.fstat(stage.fd).st_size if writable_bytes is None else writable_bytes
-        if self.config.fsync:
+        if self.config.fsync and writable_bytes is None:
             await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
         content = Content(
             stage,

@@ -15,6 +15,10 @@ Who closes may have another descriptor (a shell's redirection has), and write af
   the last release: it is published as a copy, always. What is stored into such a mapping after the
   release is lost.
 
+Whatever takes the lock of a stage's file (a link, an unlink, a change of its mode or length) waits
+for a write of the kernel's that is under way, and that may wait for this process: what it writes
+may be mapped from a file of the same mount that Python serves. So all that is done in threads.
+
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.
 
@@ -139,16 +143,21 @@ class ThroughFiles:
         mtime_ns, identity = through.mtime_ns(mark), self._node.meta.identity
         kept = Kept(stage.name, ino, size_bytes, changed_ns, mtime_ns, replaces, identity)
         if kept != through.kept:
-            if not keep(self._directory(stage), kept):
+            if not await trio.to_thread.run_sync(keep, self._directory(stage), kept):
                 return None
-            self._end_keeping(through)
+            await self._end_keeping(through)
             through.kept = kept
         return size_bytes
 
-    def _end_keeping(self, through: Through) -> None:
+    async def _end_keeping(self, through: Through) -> None:
+        path = self._take_kept(through)
+        if path is not None:
+            await trio.to_thread.run_sync(remove_name, path)
+
+    def _take_kept(self, through: Through) -> str | None:
+        """Where the name lies by which the next start would know of a file; it is nobody's now."""
         kept, through.kept = through.kept, None
-        if kept is not None:
-            remove_name(self._directory(through.stage).stage_path(kept.name))
+        return None if kept is None else self._directory(through.stage).stage_path(kept.name)
 
     def _named(self, ino: int) -> Inode | None:
         """An inode, if it has a name."""
@@ -169,7 +178,7 @@ class ThroughFiles:
         if published is None:
             published = await self._publish_copy(through.stage.fd, before, ino, mtime_ns)
         through.published = before
-        self._end_keeping(through)
+        await self._end_keeping(through)
         return published
 
     def _check_length(self, stage: Stage, size_bytes: int) -> None:
@@ -186,6 +195,9 @@ class ThroughFiles:
         stage = through.stage
         await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
         digest = await self._digest(stage, before[0], is_awaited=through.kept is None)
+        if self._node.config.fsync:
+            await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
+        # Nothing is awaited from here on: the rename would wait for a write that has begun since.
         if through.mark() != before:
             return None
         try:
@@ -211,7 +223,8 @@ class ThroughFiles:
         directory = self._directory(stage)
         is_alone = is_awaited and len(self._growing) == 1
         if is_alone and size_bytes <= _INLINE_BYTES_MAX and is_cached(stage.fd, 0, size_bytes):
-            return _prepare(directory, stage.fd)
+            await trio.to_thread.run_sync(_wait_written, stage.fd)
+            return directory.prepare(stage.fd)
         own_fd = os.dup(stage.fd)
         return await trio.to_thread.run_sync(
             _prepare_and_close, directory, own_fd, abandon_on_cancel=True
@@ -252,7 +265,9 @@ class ThroughFiles:
     def end(self, through: Through) -> None:
         """Nobody writes to the file any more. Its descriptor stays the version's."""
         self._growing.discard(through)
-        self._end_keeping(through)
+        kept_path = self._take_kept(through)
+        if kept_path is not None:
+            remove_name(kept_path)
         stage, growth = through.stage, through.growth
         if growth is not None:
             growth.is_open = False
@@ -318,13 +333,9 @@ def _prepare_copy(directory: BlobDirectory, source: int, target: int, size_bytes
     return directory.prepare(target)
 
 
-def _prepare(directory: BlobDirectory, fd: int) -> bytes:
-    _wait_written(fd)
-    return directory.prepare(fd)
-
-
 def _prepare_and_close(directory: BlobDirectory, fd: int) -> bytes:
     try:
-        return _prepare(directory, fd)
+        _wait_written(fd)
+        return directory.prepare(fd)
     finally:
         os.close(fd)

@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,13 +223,14 @@ def test_synchronous_writes_are_on_the_disk(start_mount, by_kernel: bool) -> Non
     seen = []
     syncs = (0, os.O_DSYNC, os.O_SYNC)
     for mode, direct, sync in itertools.product((os.O_WRONLY, os.O_RDWR), (0, os.O_DIRECT), syncs):
-        fd = os.open(mount.mountpoint / "a", mode | direct | sync | os.O_CREAT | os.O_EXCL)
+        # Names of their own: what is removed gets a name in staging as well, and a newer one.
+        path = mount.mountpoint / f"{len(seen)}"
+        fd = os.open(path, mode | direct | sync | os.O_CREAT | os.O_EXCL)
         with mmap.mmap(-1, SMALL // 4096 * 4096) as data:
             assert os.write(fd, data) == len(data)
         stage = max(staging.iterdir(), key=lambda path: int(path.suffix[1:], 16))  # the newest
         seen.append((sync, has_delayed_extents(stage)))
         os.close(fd)
-        os.unlink(mount.mountpoint / "a")
     assert not any(is_delayed for sync, is_delayed in seen if sync)
     assert any(is_delayed for sync, is_delayed in seen if not sync), "this test sees nothing"
 
@@ -246,6 +248,42 @@ def has_delayed_extents(path: Path) -> bool:
     count = _FIEMAP.unpack_from(answer)[3]
     extents = _FIEMAP_EXTENT.iter_unpack(answer[_FIEMAP.size :])
     return any(extent[5] & _EXTENT_DELAYED for extent in itertools.islice(extents, count))
+
+
+COPY_AND_CLOSE = """
+import ctypes, mmap, os, sys, threading
+size_bytes = 8 << 20
+libc = ctypes.CDLL(None)
+libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
+source = os.open("source", os.O_RDWR)  # for both: Python serves it
+mapped = mmap.mmap(source, size_bytes)
+address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+for turn in range(50):
+    fd = os.open("target", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(fd, bytes(2 << 20))
+    other = os.dup(fd)
+    mapped.madvise(mmap.MADV_DONTNEED)
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+    copying = threading.Thread(target=lambda: libc.pwrite(fd, address, size_bytes, 0))
+    copying.start()
+    os.close(other)
+    copying.join()
+    os.close(fd)
+"""
+
+
+@pytest.mark.parametrize("may_put_off", [True, False])
+def test_a_close_while_another_file_of_the_mount_is_copied_stops_nobody(
+    start_mount,  # type: ignore[no-untyped-def]  # as above
+    may_put_off: bool,
+) -> None:
+    """The kernel holds the target's lock while it waits for Python to read the source."""
+    mount = require_through(start_mount(config="" if may_put_off else "fsync = true\n"))
+    data = os.urandom(8 << 20)
+    (mount.mountpoint / "source").write_bytes(data)
+    copy = [sys.executable, "-c", COPY_AND_CLOSE]
+    subprocess.run(copy, cwd=mount.mountpoint, check=True, timeout=30)
+    assert (mount.mountpoint / "target").read_bytes() == data
 
 
 def test_a_reader_keeps_an_old_version_when_a_file_is_emptied(place: Path) -> None:
