@@ -88,7 +88,7 @@ class Stages:
         """Write all of `data`, or raise and count nothing as written."""
         if version.through is not None:  # its size and time are asked of the stage
             stage = version.through.stage
-            await self._write_out(stage, os.fstat(stage.fd).st_size, data, offset, None)
+            await self._write_out(version, stage, os.fstat(stage.fd).st_size, data, offset)
             return
         stage = await self._start(version)
         if offset > version.size_bytes:  # a hole costs nothing to make, but all of it is hashed
@@ -97,24 +97,21 @@ class Stages:
         version.is_dirty = True
         if version.growing is not None and version.growing.size_bytes != offset:
             version.growing = None
-        await self._write_out(stage, version.size_bytes, data, offset, version.growing)
+        await self._write_out(version, stage, version.size_bytes, data, offset)
         version.size_bytes = max(version.size_bytes, offset + len(data))
         version.mtime_ns = self._node.now_ns()
 
     async def _write_out(
-        self,
-        stage: Stage,
-        size_bytes: int,
-        data: bytes,
-        offset: int,
-        growing: GrowingDigest | None,
+        self, version: Version, stage: Stage, size_bytes: int, data: bytes, offset: int
     ) -> None:
-        """Write into a stage of `size_bytes`, in the mount's own thread what that is not likely to
-        stop. Of a write that fails it grows by nothing."""
+        """Write into a version's stage of `size_bytes`, in the mount's own thread what that is not
+        likely to stop. Of a write that fails the stage grows by nothing."""
         begin_s = trio.current_time()
-        arguments = stage.fd, data, offset, growing
+        arguments = stage.fd, data, offset, version.growing
+        may_wait_for_us = version.through is not None and version.writers > 1  # see `mount.through`
+        is_large = len(data) > self._inline_bytes_max()
         try:
-            if len(data) > self._inline_bytes_max() or begin_s < self._slow_until_s:
+            if is_large or may_wait_for_us or begin_s < self._slow_until_s:
                 await trio.to_thread.run_sync(_write, *arguments)
                 return
             _write(*arguments)

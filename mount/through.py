@@ -15,9 +15,10 @@ Who closes may have another descriptor (a shell's redirection has), and write af
   the last release: it is published as a copy, always. What is stored into such a mapping after the
   release is lost.
 
-Whatever takes the lock of a stage's file (a link, an unlink, a change of its mode or length) waits
-for a write of the kernel's that is under way, and that may wait for this process: what it writes
-may be mapped from a file of the same mount that Python serves. So all that is done in threads.
+Whatever takes the lock of a stage's file (a link, an unlink, a write, a change of its mode or
+length) waits for a write of the kernel's that is under way, and that may wait for this process:
+what it writes may be mapped from a file of the same mount that Python serves. So all that is done
+in threads.
 
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.

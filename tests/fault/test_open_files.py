@@ -53,6 +53,30 @@ async def test_a_write_that_fails_half_way_makes_no_file_longer(
         assert load(node, b"a") == b"told" * 1024
 
 
+async def test_a_write_beside_those_of_the_kernel_holds_up_nobody_else(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of an open with O_DIRECT, as libaio has them under way with no lock of the kernel's."""
+    threads = []
+    pwrite = os.pwrite
+
+    def note(fd: int, data: memoryview, offset: int) -> int:
+        threads.append(threading.current_thread())
+        return pwrite(fd, data, offset)
+
+    async with opened(node) as files:
+        fh, inode = create_empty(node, files, b"a", os.O_DIRECT)
+        monkeypatch.setattr(os, "pwrite", note)
+        await files.write(fh, 0, b"alone")
+        other = await files.open(inode.ino, os.O_WRONLY, 1, is_root=True)
+        await files.write(fh, 0, b"beside")
+        for handle in (fh, other.fh):
+            await files.flush(handle)
+            await files.release(handle)
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [True, False]
+
+
 class SlowSync:
     """fsync that waits until it is let go on, and notes which files it was asked for."""
 
