@@ -5,8 +5,7 @@ one rename and nothing partial is ever under a digest. Staging names carry the i
 and its run, so several may use one directory at the same time.
 
 What is no regular file in a blob's place, and no directory in a fan-out directory's, is damage: it
-counts as no blob, and goes to the quarantine when the place is needed. Only `adopt` writes over
-what a rename replaces, which is all but directories.
+counts as no blob, and goes to the quarantine when the place is needed.
 """
 
 import errno
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 
 from kvfs.config import QUARANTINE_BYTES_MAX, QUARANTINE_FILES_MAX
 from kvfs.errors import Unavailable
+from kvfs.home import FILE_KINDS
 from kvfs.meta.contract import DIGEST_BYTES
 from kvfs.stored import allocated_bytes
 
@@ -93,14 +93,14 @@ class BlobFiles:
             pass
 
     def adopt(self, name: str, digest: bytes) -> None:
-        """Put a staging file under its digest, over what was there."""
+        """Put a staging file under its digest, over a file that was there."""
         target = self.blob_path(digest)
         source = self.stage_path(name)
+        self._clear_way(target)
         try:
             os.rename(source, target)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
             self._make_leaf(os.path.dirname(target))
-            self._clear_way(target)
             os.rename(source, target)
 
     def lacks_leaf(self, digest: bytes) -> bool:
@@ -146,11 +146,12 @@ class BlobFiles:
     def _set_aside(self, path: str) -> None:
         """Move what is in the way to the quarantine: it may be somebody's."""
         name = f"{os.path.basename(path)}.{self._run}.way-{next(self._serials):x}"
-        log.warning("%s is in the way of a blob; moved to quarantine/%s", path, name)
         try:
+            kind = FILE_KINDS[stat.S_IFMT(os.lstat(path).st_mode)]
             os.rename(path, f"{self._root}/quarantine/{name}")
         except FileNotFoundError:  # another thread was faster
-            pass
+            return
+        log.warning("%s is %s in the way of a blob; moved to quarantine/%s", path, kind, name)
 
     # Blobs ---------------------------------------------------------------------------------------
     def blob_path(self, digest: bytes) -> str:
@@ -194,7 +195,6 @@ class BlobFiles:
     def scan(self, foreign: list[str] | None = None) -> Iterator[list[tuple[bytes, int]]]:
         """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow. Those
         that come or go meanwhile may be among them or not. Paths of all else go to `foreign`."""
-        foreign = [] if foreign is None else foreign
         for first in subdirectories(f"{self._root}/blobs", foreign):
             for second in subdirectories(first.path, foreign):
                 prefix = first.name + second.name
@@ -260,7 +260,7 @@ def remove_name(path: str) -> bool:
     return True
 
 
-def _scan_leaf(path: str, prefix: str, foreign: list[str]) -> Iterator[tuple[bytes, int]]:
+def _scan_leaf(path: str, prefix: str, foreign: list[str] | None) -> Iterator[tuple[bytes, int]]:
     """The blobs in one directory, whose names begin with `prefix`; all else goes to `foreign`."""
     with os.scandir(path) as items:
         for item in items:
@@ -271,17 +271,17 @@ def _scan_leaf(path: str, prefix: str, foreign: list[str]) -> Iterator[tuple[byt
                 continue
             if is_named and stat.S_ISREG(status.st_mode):
                 yield bytes.fromhex(item.name), status.st_size
-            else:
+            elif foreign is not None:
                 foreign.append(item.path)
 
 
-def subdirectories(path: str, foreign: list[str]) -> list[os.DirEntry[str]]:
+def subdirectories(path: str, foreign: list[str] | None = None) -> list[os.DirEntry[str]]:
     """The fan-out directories below one, in order; all else, also links, goes to `foreign`."""
     found = []
     with os.scandir(path) as items:
         for item in items:
             if _FANOUT_NAME.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
                 found.append(item)
-            else:
+            elif foreign is not None:
                 foreign.append(item.path)
     return sorted(found, key=lambda item: item.name)

@@ -175,7 +175,7 @@ def is_own(item: os.DirEntry[str], store_id: str) -> bool:
 def _count_fanout(path: str) -> int:
     """How many directories `blobs` holds, by their link counts where the file system keeps them."""
     count = 0
-    for first in subdirectories(path, []):
+    for first in subdirectories(path):
         links = first.stat().st_nlink
-        count += 1 + (links - 2 if links >= 2 else len(subdirectories(first.path, [])))
+        count += 1 + (links - 2 if links >= 2 else len(subdirectories(first.path)))
     return count

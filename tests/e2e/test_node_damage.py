@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from kvfs.settings.words import DirectoryConfig
 from tests.files import load_bytes, store_bytes
 
 MIB = 1024 * 1024
+ODD_KINDS = {
+    "a FIFO": stat.S_IFIFO,
+    "a socket": stat.S_IFSOCK,
+    "a character device": stat.S_IFCHR,
+}
 
 
 @pytest.mark.parametrize("damage", ["cut short", "emptied", "overwritten", "gone"])
@@ -79,7 +85,7 @@ def test_a_corrupt_file_is_quarantined_and_written_again(start_node) -> None:
 
 @pytest.mark.parametrize("damage", ["remove", "truncate", "empty", "fifo", "link"])
 def test_a_damaged_blob_is_a_miss_at_open(start_node, damage: str) -> None:
-    node = start_node(allow="lost its file|wrong length")
+    node = start_node(allow="lost its file|wrong length|in the way of a blob")
     data = os.urandom(10_000)
     name = digest_of(data).hex()
     with Client(node.store) as client:
@@ -108,9 +114,10 @@ def test_what_is_in_a_blobs_way_goes_to_the_quarantine(
     start_node, level: int, is_known: bool
 ) -> None:
     """A directory, with content, where a blob belongs; a file where its directory does."""
+    found = "a directory" if level == 3 else "a file"
     data = os.urandom(10_000)
     name = digest_of(data).hex()
-    node = start_node(allow="lost its file|is in the way")
+    node = start_node(allow="lost its file|in the way of a blob")
     place = node.store.joinpath("blobs", *(name[:2], name[2:4], name)[:level])
     with Client(node.store) as client:
         if is_known:
@@ -128,10 +135,44 @@ def test_what_is_in_a_blobs_way_goes_to_the_quarantine(
         store_bytes(client, b"f", data)
         assert load_bytes(client, b"f") == data
     assert len(os.listdir(node.store / "quarantine")) == 1
+    assert f"{place} is {found} in the way of a blob" in node.log.read_text()
     node.stop()
     node = start_node(store=node.store)
     with Client(node.store) as client:
         assert load_bytes(client, b"f") == data
+
+
+@pytest.mark.parametrize("found", ["a FIFO", "a symbolic link", "a socket", "a character device"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_a_rename_would_replace_goes_to_the_quarantine_as_well(
+    start_node, tmp_path: Path, found: str, is_known: bool
+) -> None:
+    data = os.urandom(10_000)
+    name = digest_of(data).hex()
+    node = start_node(allow="lost its file|in the way of a blob")
+    place = node.store.joinpath("blobs", name[:2], name[2:4], name)
+    target = tmp_path / "target"
+    target.write_bytes(data)
+    with Client(node.store) as client:
+        if is_known:
+            store_bytes(client, b"f", data)
+            place.unlink()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if found == "a symbolic link":
+            place.symlink_to(target)
+        elif found == "a character device" and os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        else:
+            os.mknod(place, 0o600 | ODD_KINDS[found], os.makedev(1, 3))
+        was = os.lstat(place)
+        store_bytes(client, b"g", data)
+        assert load_bytes(client, b"g") == data
+        assert place.is_file() and not place.is_symlink()
+    (kept,) = (node.store / "quarantine").iterdir()
+    assert (os.lstat(kept).st_ino, os.lstat(kept).st_mode) == (was.st_ino, was.st_mode)
+    told = f"{place} is {found} in the way of a blob; moved to quarantine/{kept.name}"
+    assert node.log.read_text().count(told) == 1
+    assert target.read_bytes() == data
 
 
 def test_what_lies_where_a_staging_file_would_is_left_alone(tmp_path: Path) -> None:
