@@ -88,7 +88,7 @@ def test_a_blob_that_goes_while_its_directory_is_read_is_left_out(
 
 
 def test_what_took_a_blobs_place_is_put_aside(node: Node, allow_warnings: list[str]) -> None:
-    allow_warnings.append("is in the way of a blob")
+    allow_warnings.append("in the way of a blob")
     directory = node.directories[0]
     assert directory is not None
     path = put_orphan(node, bytes(16))
