@@ -47,7 +47,7 @@ class BlobDirectory(BlobFiles):
         self._opened_ns = time.time_ns()
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
         self._disk = os.statvfs(self._root)
-        self.disk_seen_s = time.monotonic()
+        self.disk_seen_s = time.monotonic()  # another whenever the figures of the disk are
         self.trim_quarantine()
 
     @classmethod
@@ -124,11 +124,7 @@ class BlobDirectory(BlobFiles):
 
     def purge_staging(self) -> int:
         """Remove what dead runs of this store left; how many files."""
-        return sum(
-            remove_name(item.path)
-            for item in self._scan_staging()
-            if is_own(item, self.store_id) and item.name.split(".")[1] != self._run
-        )
+        return sum(remove_name(item.path) for item in self._scan_dead_runs())
 
     def purge_foreign(self) -> Purged:
         """Remove what somebody else put into staging before this run began. A directory goes when
@@ -153,13 +149,12 @@ class BlobDirectory(BlobFiles):
 
     def kept_names(self) -> list[str]:
         """Second names that dead runs of this store gave to staging files (`kvfs.kept`)."""
-        return [
-            item.name
-            for item in self._scan_staging()
-            if is_own(item, self.store_id)
-            and item.name.count(".") == _KEPT_DOTS
-            and item.name.split(".")[1] != self._run
-        ]
+        names = [item.name for item in self._scan_dead_runs()]
+        return [name for name in names if name.count(".") == _KEPT_DOTS]
+
+    def _scan_dead_runs(self) -> list[os.DirEntry[str]]:
+        own = [item for item in self._scan_staging() if is_own(item, self.store_id)]
+        return [item for item in own if item.name.split(".")[1] != self._run]
 
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()

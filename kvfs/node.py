@@ -401,8 +401,9 @@ class Node:
         """Make a stage the content of an inode. The stage is used up; its descriptor stays open,
         belongs to the caller and must not be written any more. `digest`: of its bytes, where the
         caller has hashed them. `ctime_ns`: when they came, if not now. `writable_bytes`: so many
-        were, and somebody may still write to the file, which the caller has synced where that is
-        set; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to call."""
+        were, and somebody may still write to the file, which the caller has synced if
+        `config.fsync`; where it is `adopted_as` a blob then, `open_blobs.end` is the caller's to
+        call."""
         directory = self.directories[stage.directory]
         assert directory is not None
         if digest is None:

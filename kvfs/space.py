@@ -32,8 +32,8 @@ class _Load:
     trash_bytes: int = 0  # taken away, not yet unlinked
     stuck_bytes: int = 0  # taken away, and can't be unlinked before the next start
     stages: set[Stage] = field(default_factory=set)
-    written_bytes: int = 0  # of the reserved ones, what the disk's own figures count already
-    looked_s: float = 0.0  # when that was seen
+    on_disk_bytes: int = 0  # of the reserved ones, what the disk's own figures count already
+    looked_s: float = 0.0  # when those were asked for
 
 
 class Space:
@@ -92,21 +92,10 @@ class Space:
         directory = self._directories[index]
         if directory is None:
             return 0
-        room = directory.free_bytes() - directory.min_free_bytes() - self._unwritten_bytes(index)
+        spare_bytes = directory.free_bytes() - directory.min_free_bytes()
+        room = spare_bytes - _unwritten_bytes(self._loads[index], directory.disk_seen_s)
         limit = directory.limit_bytes()
         return room if limit is None else min(room, limit - self.used_bytes(index))
-
-    def _unwritten_bytes(self, index: int) -> int:
-        """How much writers may still take of what the disk says is free."""
-        directory, load = self._directories[index], self._loads[index]
-        if directory is not None and load.looked_s != directory.disk_seen_s:
-            load.looked_s, load.written_bytes = directory.disk_seen_s, 0
-            for stage in load.stages:
-                if stage.reserved_bytes and stage.fd >= 0:
-                    taken = allocated_bytes(os.fstat(stage.fd))
-                    stage.written_bytes = min(stage.reserved_bytes, taken)
-                load.written_bytes += stage.written_bytes
-        return load.reserved_bytes - load.written_bytes
 
     def evictable_bytes(self, index: int) -> int:
         """How much more room there is when everything that is stored has gone."""
@@ -135,7 +124,7 @@ class Space:
         return has_no_room, len(self._loads[index].stages), self.used_bytes(index)
 
     def begin_stage(self, stage: Stage) -> None:
-        """A stage is written; its descriptor stays open until `end_stage`."""
+        """A stage is written; its descriptor, if it has one, stays open until `end_stage`."""
         assert stage.reserved_bytes == 0
         self._loads[stage.directory].stages.add(stage)
 
@@ -144,7 +133,7 @@ class Space:
         load = self._loads[stage.directory]
         load.stages.remove(stage)
         load.reserved_bytes -= stage.reserved_bytes
-        load.written_bytes -= stage.written_bytes
+        load.on_disk_bytes -= stage.on_disk_bytes
 
     def reserve(self, stage: Stage, size_bytes: int) -> None:
         """Count bytes more that a stage may fill, until its end."""
@@ -162,3 +151,15 @@ class Space:
             self._loads[index].stuck_bytes += size_bytes
         elif directory is not None:
             directory.note_freed()
+
+
+def _unwritten_bytes(load: _Load, disk_seen_s: float) -> int:
+    """How much writers may still take of what the disk said was free at that time."""
+    if load.looked_s != disk_seen_s:
+        load.looked_s, load.on_disk_bytes = disk_seen_s, 0
+        for stage in load.stages:
+            if stage.reserved_bytes and stage.fd >= 0:
+                taken = allocated_bytes(os.fstat(stage.fd))
+                stage.on_disk_bytes = min(stage.reserved_bytes, taken)
+            load.on_disk_bytes += stage.on_disk_bytes
+    return load.reserved_bytes - load.on_disk_bytes

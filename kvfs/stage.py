@@ -14,7 +14,7 @@ class Stage:
     name: str
     fd: int
     reserved_bytes: int = 0
-    written_bytes: int = 0  # of those, what the disk's own figures count already
+    on_disk_bytes: int = 0  # of those, what the disk's own figures count already
     is_open: bool = True
     adopted_as: bytes = b""  # the digest under which the file lies
 
