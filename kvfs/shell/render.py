@@ -13,6 +13,7 @@ from kvfs.names import is_printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_NS = 10**9
+_NAMES_SHOWN = 8
 _AGE_STEPS = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -38,6 +39,12 @@ def count_text(count: int, noun: str) -> str:
     """`1 chunk`, `12,500 chunks`."""
     plural = noun + ("es" if noun.endswith(("x", "s")) else "s")
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def names_text(names: Sequence[str], count: int) -> str:
+    """`a, b`, or `a, b ...` when `count` is more than are shown."""
+    shown = names[:_NAMES_SHOWN]
+    return ", ".join(shown) + (" ..." if count > len(shown) else "")
 
 
 def age_text(age_ns: int) -> str:

@@ -4,10 +4,8 @@ import os
 import sys
 
 from kvfs.names import escape
-from kvfs.shell.render import count_text, facts, size_text, write_json
+from kvfs.shell.render import count_text, facts, names_text, size_text, write_json
 from kvfs.shell.session import Session
-
-_LEFT_SHOWN = 8  # names that are told one by one
 
 
 def gc(session: Session) -> int:
@@ -20,13 +18,12 @@ def gc(session: Session) -> int:
     counts = {name: n for name, n in removed.items() if name not in ("left", "left_count")}
     session.lines(facts([(name.replace("_", " "), _value(name, n)) for name, n in counts.items()]))
     if removed["left_count"]:
-        left = removed["left"][:_LEFT_SHOWN]
-        shown = ", ".join(escape(os.fsencode(path)) for path in left)
-        more = " ..." if removed["left_count"] > len(left) else ""
+        count = removed["left_count"]
+        shown = names_text([escape(os.fsencode(path)) for path in removed["left"]], count)
         sys.stderr.write(
-            f"kvfs gc: {count_text(removed['left_count'], 'foreign name')} left: in blobs, a"
-            " directory with content, or newer than the node; look at them, and remove them by"
-            f" hand: {shown}{more}\n"
+            f"kvfs gc: {count_text(count, 'foreign name')} left: in blobs, a directory with"
+            " content, or newer than the node; look at them, and remove them by hand:"
+            f" {shown}\n"
         )
     return 0
 

@@ -103,21 +103,20 @@ def test_a_stopped_store_is_fine(store: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("kvfs.toml", "max_byte = 1"), ("part.json", '{"store": "/other", "id": "a"}')],
+    [
+        ("kvfs.toml", "max_byte = 1"),
+        ("part.json", '{"store": "/other", "id": "a"}'),
+        ("store.json", "{"),
+        ("meta/directories.json", "{"),
+    ],
 )
 def test_a_store_that_cannot_start_is_told(store: Path, file: str, text: str) -> None:
     assert levels(check_store(store))["settings"] is Level.OK
-    (store / file).write_text(text)
-    assert levels(check_store(store))["settings"] is Level.FAIL
-
-
-@pytest.mark.parametrize("file", ["store.json", "meta/directories.json"])
-def test_what_no_node_starts_with_is_told(store: Path, file: str) -> None:
     (store / file).parent.mkdir(exist_ok=True)
-    (store / file).write_text("{")
+    (store / file).write_text(text)
     finding = next(f for f in check_store(store) if f.check == "settings")
     assert finding.level is Level.FAIL
-    assert f"{file}: is damaged" in finding.found
+    assert file in finding.found
 
 
 def test_staging_files_of_a_dead_node_are_told(store: Path) -> None:
@@ -135,6 +134,22 @@ def test_what_no_node_makes_in_staging_is_named(store: Path, is_running: bool) -
     assert finding.level is Level.WARN
     told = "1 file of nodes, and 2 foreign names: a.b.1 (a directory), b.b.\\x0a (a file)"
     assert finding.found == told
+
+
+def test_what_goes_while_staging_is_looked_at_hides_nothing_else(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_one(item: os.DirEntry[str], store_id: str) -> bool:
+        if item.name == "going":
+            os.unlink(item.path)
+        return False
+
+    monkeypatch.setattr("kvfs.shell.doctor.store.is_own", remove_one)
+    (store / "staging" / "going").touch()
+    (store / "staging" / "link").symlink_to("/nowhere")
+    finding = check_staging(store, is_running=True)
+    assert finding.level is Level.WARN
+    assert "going (No such file or directory), link (a symbolic link)" in finding.found
 
 
 @pytest.mark.parametrize("damage", ["mark", "place"])

@@ -11,6 +11,7 @@ from kvfs.shell.render import (
     count_text,
     duration_text,
     facts,
+    names_text,
     size_text,
     snippet,
     table,
@@ -71,6 +72,12 @@ def test_counts_and_ages() -> None:
         "1 d",
         "2 y",
     ]
+
+
+def test_of_many_names_the_first_are_shown() -> None:
+    assert names_text(["a", "b"], 2) == "a, b"
+    assert names_text(["a", "b"], 3) == "a, b ..."
+    assert names_text([*"abcdefghi"], 9) == "a, b, c, d, e, f, g, h ..."
 
 
 def test_times_are_rfc_3339() -> None:

@@ -19,9 +19,7 @@ from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
 from kvfs.shell.doctor.peers import check_peers
 from kvfs.shell.doctor.tiers import check_tiers
-from kvfs.shell.render import count_text
-
-_SHOWN = 8  # names that are told one by one
+from kvfs.shell.render import count_text, names_text
 
 
 def check_store(store: Path) -> Iterator[Finding]:
@@ -85,7 +83,7 @@ def check_staging(store: Path, is_running: bool) -> Finding:
         with os.scandir(store / "staging") as items:
             names = sorted(items, key=lambda item: item.name)
         store_id = read_mark(store) if names else ""
-        foreign = [_describe(item) for item in names if not is_own(item, store_id)]
+        foreign = [item for item in names if not is_own(item, store_id)]
     except FileNotFoundError:
         names, foreign = [], []
     except (InvalidInput, OSError) as error:
@@ -93,7 +91,7 @@ def check_staging(store: Path, is_running: bool) -> Finding:
     files = count_text(len(names) - len(foreign), "file")
     advice = "`kvfs gc` removes what a node that died left, and names what is not its to remove"
     if foreign:
-        shown = ", ".join(foreign[:_SHOWN]) + (" ..." if len(foreign) > _SHOWN else "")
+        shown = names_text([_describe(item) for item in foreign], len(foreign))
         found = f"{files} of nodes, and {count_text(len(foreign), 'foreign name')}: {shown}"
         return Finding("staging", Level.WARN, found, advice)
     if not names or is_running:
@@ -102,5 +100,8 @@ def check_staging(store: Path, is_running: bool) -> Finding:
 
 
 def _describe(item: os.DirEntry[str]) -> str:
-    kind = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
-    return f"{escape(os.fsencode(item.name))} ({FILE_KINDS[kind]})"
+    try:
+        kind = FILE_KINDS[stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)]
+    except OSError as error:  # one that has just gone
+        kind = str(error.strerror)
+    return f"{escape(os.fsencode(item.name))} ({kind})"
