@@ -1,4 +1,5 @@
-"""What this kernel can do, where only its version says so."""
+"""What this kernel can do, where only its version says so, and what it leaves to the mount of an
+open, by its flags."""
 
 import os
 import re

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.blobs import BlobDirectory
 from kvfs.client import Client
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, NamespaceError
-from kvfs.settings.words import DirectoryConfig
 from tests.files import load_bytes, store_bytes
 
 MIB = 1024 * 1024
@@ -173,19 +171,6 @@ def test_what_a_rename_would_replace_goes_to_the_quarantine_as_well(
     told = f"{place} is {found} in the way of a blob; moved to quarantine/{kept.name}"
     assert node.log.read_text().count(told) == 1
     assert target.read_bytes() == data
-
-
-def test_what_lies_where_a_staging_file_would_is_left_alone(tmp_path: Path) -> None:
-    directory = BlobDirectory.open(DirectoryConfig(tmp_path / "store"))
-    first = directory.stage()
-    stem, _, serial = first.name.rpartition(".")
-    in_the_way = Path(directory.stage_path(f"{stem}.{int(serial, 16) + 1:x}"))
-    in_the_way.mkdir()
-    second = directory.stage()
-    assert os.listdir(in_the_way) == [] and second.name != in_the_way.name
-    for staged in (first, second):
-        os.close(staged.fd)
-    directory.close()
 
 
 def test_a_start_passes_over_what_is_no_fan_out_directory(start_node) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.blobs import BlobDirectory
 from kvfs.client import Client
+from kvfs.errors import Unavailable
 from kvfs.mark import read_mark
+from kvfs.settings.words import DirectoryConfig
 from tests.chunks import store_chain
 from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartNode
@@ -177,6 +180,23 @@ def test_gc_clears_staging_of_what_is_older_than_the_node(
         assert removed["left"] == [f"{staging}/full", f"{staging}/new"]
         os.close(staged[0].fd)
     assert (target / "kept").exists() and (staging / "full" / "photo.jpg").exists()
+
+
+def test_what_lies_where_a_staging_file_would_is_left_alone(tmp_path: Path) -> None:
+    directory = BlobDirectory.open(DirectoryConfig(tmp_path / "store"))
+    first = directory.stage()
+    stem, _, serial = first.name.rpartition(".")
+    in_the_way = Path(directory.stage_path(f"{stem}.{int(serial, 16) + 1:x}"))
+    in_the_way.mkdir()
+    second = directory.stage()
+    assert os.listdir(in_the_way) == [] and second.name != in_the_way.name
+    for number in range(3, 110):
+        Path(directory.stage_path(f"{stem}.{number:x}")).touch()
+    with pytest.raises(Unavailable, match="foreign files in the way"):
+        directory.stage()
+    for staged in (first, second):
+        os.close(staged.fd)
+    directory.close()
 
 
 ODD_KINDS = {
