@@ -1,12 +1,20 @@
 """Files of a running node, stored and read as a client does."""
 
 import os
+import stat
 from pathlib import Path
 
 from kvfs.client import Client
 from kvfs.client_files import StagedFile
 from kvfs.digest import digest_of
 from kvfs.meta.contract import ChunkInfo
+
+# What may lie in a file's place, as it is called; a device only root can make.
+ODD_KINDS = {
+    "a FIFO": stat.S_IFIFO,
+    "a socket": stat.S_IFSOCK,
+    "a character device": stat.S_IFCHR,
+}
 
 
 def store_bytes(client: Client, path: bytes, data: bytes, info: ChunkInfo | None = None) -> None:

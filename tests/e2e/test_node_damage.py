@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,9 @@ import pytest
 from kvfs.client import Client
 from kvfs.digest import digest_of
 from kvfs.errors import Corrupt, NamespaceError
-from tests.files import load_bytes, store_bytes
+from tests.files import ODD_KINDS, load_bytes, store_bytes
 
 MIB = 1024 * 1024
-ODD_KINDS = {
-    "a FIFO": stat.S_IFIFO,
-    "a socket": stat.S_IFSOCK,
-    "a character device": stat.S_IFCHR,
-}
 
 
 @pytest.mark.parametrize("damage", ["cut short", "emptied", "overwritten", "gone"])

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from kvfs.settings.words import DirectoryConfig
 from tests.chunks import store_chain
 from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartNode
-from tests.files import store_bytes
+from tests.files import ODD_KINDS, store_bytes
 
 
 def test_a_store_that_lost_its_mark_gets_it_again(start_node: StartNode, tmp_path: Path) -> None:
@@ -197,13 +196,6 @@ def test_what_lies_where_a_staging_file_would_is_left_alone(tmp_path: Path) -> N
     for staged in (first, second):
         os.close(staged.fd)
     directory.close()
-
-
-ODD_KINDS = {
-    "a FIFO": stat.S_IFIFO,
-    "a socket": stat.S_IFSOCK,
-    "a character device": stat.S_IFCHR,
-}
 
 
 def put_odd_things(directory: Path, names: list[str], target: Path) -> dict[Path, str]:
