@@ -204,13 +204,13 @@ def write_gib_s(
     until_published: bool = False,
 ) -> float:
     """New files under a temporary name, then renamed; or until a client of the node sees them all,
-    for which it must have their digests. They are removed, the disk is quiet and memory is
-    there, before and after."""
+    for which it must have their digests. The disk is quiet and memory is there before; the disk
+    is quiet again after, and they are removed."""
     global _written
     folder = place.folder / "written"
     folder.mkdir()
     os.sync()
-    warm_memory(2 * files * FILE_BYTES)
+    warm_memory(files * FILE_BYTES)
     start = _written
     _written += files
 

@@ -128,7 +128,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, plain: Path, rig: MountRi
             turns = [(on_mount, cell.mount), (on_disk, cell.plain)]
             for place, figures in turns if number % 2 == 0 else turns[::-1]:
                 drop_page_cache()  # which writes out what others have left
-                warm_memory(2 * arguments.chunks * arguments.mib * MIB)
+                warm_memory(arguments.chunks * arguments.mib * MIB)
                 for kind, seconds in measure_once(driver, place, arguments.chunks):
                     figures[kind].append(gib / seconds)
                 remove_chunks(place)
