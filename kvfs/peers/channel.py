@@ -13,9 +13,10 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from kvfs.config import PEER_FRAME_BYTES_MAX, PeerLimits
+from kvfs.config import PeerLimits
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.peers.address import Address
+from kvfs.peers.bounds import set_bounds
 from kvfs.peers.gone import PeerGone, PeerStalled, SessionEnded
 from kvfs.peers.keys import KeyPair
 from kvfs.peers.messages import (
@@ -124,18 +125,8 @@ class Channel:
             raise Unavailable(f"{self._address}: no channel can be made: {error}") from error
 
     def _set_up(self, keys: tuple[KeyPair, str] | None, limits: PeerLimits) -> None:
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IPV6, 1),
-            (zmq.MAXMSGSIZE, PEER_FRAME_BYTES_MAX),
-            (zmq.RCVHWM, _QUEUED_MESSAGES_MAX),
-            (zmq.SNDHWM, _QUEUED_MESSAGES_MAX),
-            (zmq.RECONNECT_IVL, -1),  # never
-            (zmq.HANDSHAKE_IVL, int(limits.handshake_s * 1000)),
-            (zmq.HEARTBEAT_IVL, int(limits.heartbeat_s * 1000)),
-            (zmq.HEARTBEAT_TIMEOUT, int(limits.progress_s * 1000)),
-        ):
-            self._socket.setsockopt(option, value)
+        set_bounds(self._socket, limits, queued_messages_max=_QUEUED_MESSAGES_MAX)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never
         if keys is not None:
             pair, server_key = keys
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from kvfs.config import PEER_FRAME_BYTES_MAX, PeerLimits
+from kvfs.config import PeerLimits
 from kvfs.errors import InvalidInput
 from kvfs.peers.address import Address
+from kvfs.peers.bounds import set_bounds
 from kvfs.peers.connections import Connections
 from kvfs.peers.keys import Keys
 from kvfs.peers.zap import DOMAIN, Gatekeeper
@@ -63,18 +64,8 @@ class Front:
 
     def _set_up_router(self, keys: Keys | None) -> None:
         router = self._router
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IPV6, 1),
-            (zmq.MAXMSGSIZE, PEER_FRAME_BYTES_MAX),
-            (zmq.RCVHWM, _QUEUED_MESSAGES_MAX),
-            (zmq.SNDHWM, _QUEUED_MESSAGES_MAX),
-            (zmq.HANDSHAKE_IVL, int(self._limits.handshake_s * 1000)),
-            (zmq.HEARTBEAT_IVL, int(self._limits.heartbeat_s * 1000)),
-            (zmq.HEARTBEAT_TIMEOUT, int(self._limits.progress_s * 1000)),
-            (zmq.ROUTER_MANDATORY, 1),  # or it would drop in silence what nobody takes
-        ):
-            router.setsockopt(option, value)
+        set_bounds(router, self._limits, queued_messages_max=_QUEUED_MESSAGES_MAX)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or it would drop in silence what nobody takes
         router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         if keys is not None:
             router.setsockopt(zmq.CURVE_SERVER, 1)
