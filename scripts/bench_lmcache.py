@@ -26,13 +26,11 @@ sys.path.insert(0, str(ROOT))
 from kvfs.shell.configs import lmcache_server_command, lmcache_vllm_command  # noqa: E402  (path first)
 from scripts.ending import clean_up_on_sigterm  # noqa: E402  (path first)
 from scripts.engine_rig import (  # noqa: E402
-    ONE_THREAD,
-    SMALL_CPU_OPTIONS,
     Answer,
-    Server,
     ask,
     free_port,
     prompt_tokens,
+    vllm_on_lmcache,
     wait_unchanged,
 )
 from scripts.memory_rig import drop_page_cache  # noqa: E402
@@ -59,27 +57,12 @@ def restart_and_ask(
     target: Target, model: Path, adapter: str, seed: int
 ) -> tuple[Answer, list[Answer]]:
     """Fresh servers; a cold prompt that nobody has seen, then the known ones."""
-    lmcache_port, http_port, vllm_port = free_port(), free_port(), free_port()
+    port = free_port()
     server = lmcache_server_command(
-        target.folder, port=lmcache_port, adapter="fs" if adapter == "fs" else "fs_native"
+        target.folder, port=port, adapter="fs" if adapter == "fs" else "fs_native"
     )
-    server += ["--http-port", str(http_port), "--prometheus-port", str(free_port())]
-    engine = lmcache_vllm_command(str(model), lmcache_port)
-    engine += ["--port", str(vllm_port), *SMALL_CPU_OPTIONS]
-    logs = target.logs
-    with (
-        Server("LMCache", server, http_port, logs / "lmcache.log", binaries=BINARIES) as lmcache,
-        Server(
-            "vLLM",
-            engine,
-            vllm_port,
-            logs / "vllm.log",
-            binaries=BINARIES,
-            environment=ONE_THREAD,
-        ) as vllm,
-    ):
-        lmcache.wait_healthy("/healthcheck")
-        vllm.wait_healthy()
+    engine = lmcache_vllm_command(str(model), port)
+    with vllm_on_lmcache(server, engine, target.logs, binaries=BINARIES) as vllm:
         # Two of them: the first prompt of a shape is slow whatever the cache does.
         for offset in (0, 1):
             other = prompt_tokens(HIT_TOKENS + 1, seed=seed + offset)

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -141,6 +142,26 @@ class Server:
         except ProcessLookupError:
             pass  # nothing of the group is left
         Path(f"/dev/shm/lmcache_l1_pool_{self.pid}").unlink(missing_ok=True)
+
+
+@contextmanager
+def vllm_on_lmcache(
+    server: Sequence[str], engine: Sequence[str], logs: Path, *, binaries: Path
+) -> Iterator[Server]:
+    """A small vLLM beside an LMCache server, by commands without ports of HTTP; it answers."""
+    http_port, vllm_port = free_port(), free_port()
+    server = [*server, "--http-port", str(http_port), "--prometheus-port", str(free_port())]
+    engine = [*engine, "--port", str(vllm_port), *SMALL_CPU_OPTIONS]
+    log, vllm_log = logs / "lmcache.log", logs / "vllm.log"
+    with (
+        Server("LMCache", server, http_port, log, binaries=binaries) as lmcache,
+        Server(
+            "vLLM", engine, vllm_port, vllm_log, binaries=binaries, environment=ONE_THREAD
+        ) as vllm,
+    ):
+        lmcache.wait_healthy("/healthcheck")
+        vllm.wait_healthy()
+        yield vllm
 
 
 def is_group_running(group: int) -> bool:

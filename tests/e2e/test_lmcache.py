@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.cluster_rig import cluster
-from scripts.engine_rig import (
-    ONE_THREAD,
-    SMALL_CPU_OPTIONS,
-    Answer,
-    Server,
-    ask,
-    free_port,
-    prompt_tokens,
-)
+from scripts.engine_rig import Answer, ask, free_port, prompt_tokens, vllm_on_lmcache
 from tests.processes import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -44,23 +36,8 @@ def ask_fresh_servers(
     mountpoint: Path, model: Path, adapter: str, binaries: Path, logs: Path
 ) -> Answer:
     """Start an LMCache server and vLLM as printed, ask once, wait for the files, stop both."""
-    lmcache_port, http_port, vllm_port = free_port(), free_port(), free_port()
-    server, engine = printed_commands(mountpoint, model, adapter, lmcache_port)
-    server += ["--http-port", str(http_port), "--prometheus-port", str(free_port())]
-    engine += ["--port", str(vllm_port), *SMALL_CPU_OPTIONS]
-    with (
-        Server("LMCache", server, http_port, logs / "lmcache.log", binaries=binaries) as lmcache,
-        Server(
-            "vLLM",
-            engine,
-            vllm_port,
-            logs / "vllm.log",
-            binaries=binaries,
-            environment=ONE_THREAD,
-        ) as vllm,
-    ):
-        lmcache.wait_healthy("/healthcheck")
-        vllm.wait_healthy()
+    server, engine = printed_commands(mountpoint, model, adapter, free_port())
+    with vllm_on_lmcache(server, engine, logs, binaries=binaries) as vllm:
         answer = ask(vllm, PROMPT, tokens=16, model=str(model))
         folder = mountpoint / "lmcache"
         wait_until(lambda: len(list(folder.glob("*.data"))) == CHUNKS, 60)
