@@ -1,5 +1,6 @@
 """A store's home directory as seen from outside: where it is, and what it may hold."""
 
+import contextlib
 import json
 import os
 import stat
@@ -64,10 +65,13 @@ def check_directory(path: Path) -> None:
 
 
 _OWN_FILES = (
-    STORE_MARK, PART_MARK, CONFIG_NAME, LOG_NAME, f"{LOG_NAME}.1",
-    "meta/running", "meta/directories.json", "meta/data.mdb", "meta/lock.mdb",
-    "meta/cluster", "meta/joining", "peer.key",
+    STORE_MARK, PART_MARK, "part.new", LOG_NAME, f"{LOG_NAME}.1",
+    "meta/running", "meta/directories.json", "meta/directories.new", "meta/data.mdb",
+    "meta/lock.mdb", "meta/distrusted", "meta/data.mdb.distrusted", "meta/cluster",
+    "meta/cluster.new", "meta/joining", "meta/joining.new", "meta/alone/data.mdb",
+    "meta/alone/lock.mdb",
 )  # fmt: skip
+_GIVEN_FILES = (CONFIG_NAME, "peer.key")  # a person's, which a node only reads: wherever they lie
 FILE_KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a symbolic link",
@@ -80,30 +84,45 @@ FILE_KINDS = {
 
 
 def _check_own_files(directory: Path) -> None:
-    """Opening a FIFO would wait for ever, and reading a device has no end."""
-    for name in _OWN_FILES:
-        kind = _kind_of(directory / name)
-        if kind is None or kind == stat.S_IFREG:
-            continue
-        if name == LOG_NAME and kind == stat.S_IFCHR:  # as /dev/null is, and /dev/stderr
-            continue
-        lost = "; kvfs init then makes it again" if name == STORE_MARK else ""
-        raise InvalidInput(
-            str(directory / name), f"is {FILE_KINDS[kind]} and no file; move it away{lost}"
-        )
+    """Opening a FIFO would wait for ever, and reading a device has no end. What is written through
+    a symbolic link changes what the store does not own."""
+    for name in (*_OWN_FILES, *_GIVEN_FILES):
+        _check_own_file(directory / name, name)
     for name in (*PARTS, "meta"):
         if _kind_of(directory / name) not in (None, stat.S_IFDIR):
             raise InvalidInput(str(directory / name), "is no directory; move it away")
-    if _kind_of(directory / SOCKET_NAME) == stat.S_IFDIR:
+    kind = _kind_of(directory / SOCKET_NAME, follow=False)
+    if kind not in (None, stat.S_IFSOCK):
         raise InvalidInput(
-            str(directory / SOCKET_NAME), "is a directory and no socket; move it away"
+            str(directory / SOCKET_NAME), f"is {FILE_KINDS[kind]} and no socket; move it away"
         )
 
 
-def _kind_of(path: Path) -> int | None:
-    """The type of what a path leads to; None for nothing, and for what cannot be looked at."""
+def _check_own_file(path: Path, name: str) -> None:
+    kind = _kind_of(path)
+    if kind is None or (kind == stat.S_IFREG and (name in _GIVEN_FILES or not path.is_symlink())):
+        return
+    if kind == stat.S_IFCHR and name == LOG_NAME:  # as /dev/null is, and /dev/stderr
+        return
+    if kind == stat.S_IFREG:
+        reason = "is a symbolic link, which no node follows; put the file itself in its place"
+    elif kind == stat.S_IFLNK:
+        mended = ", or let it lead to one" if name in _GIVEN_FILES else ""
+        reason = f"is a symbolic link to no file; remove it{mended}"
+    else:
+        reason = f"is {FILE_KINDS[kind]} and no file; move it away"
+        reason += "; kvfs init then makes it again" if name == STORE_MARK else ""
+    raise InvalidInput(str(path), reason)
+
+
+def _kind_of(path: Path, *, follow: bool = True) -> int | None:
+    """The type of what a path leads to, which is a symbolic link where that leads nowhere; None for
+    nothing, and for what cannot be looked at."""
     try:
-        return stat.S_IFMT(os.stat(path).st_mode)
+        if follow:
+            with contextlib.suppress(OSError):
+                return stat.S_IFMT(os.stat(path).st_mode)
+        return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:
         return None
 

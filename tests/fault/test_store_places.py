@@ -7,13 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kvfs.blobs import BlobDirectory
 from kvfs.client import Client
-from kvfs.errors import Unavailable
+from kvfs.errors import InvalidInput, Unavailable
+from kvfs.home import check_directory
 from kvfs.mark import read_mark
 from kvfs.settings.words import DirectoryConfig
 from tests.chunks import store_chain
@@ -109,12 +111,14 @@ def test_what_stands_in_place_of_a_stores_files_is_named(
         (file.rmdir if kind == "directory" else file.unlink)()
         if kept is not None:
             kept.rename(file)
-    (node.store / "node.sock").mkdir()
-    for words in (("serve",), ("ls",)):
-        ran = kvfs(*words, store=node.store)
-        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
-        assert "node.sock: is a directory and no socket; move it away" in ran.stderr
-    (node.store / "node.sock").rmdir()
+    for odd in ("a directory", "a file"):
+        path = node.store / "node.sock"
+        path.mkdir() if odd == "a directory" else path.write_text("somebody's")
+        for words in (("serve",), ("ls",)):
+            ran = kvfs(*words, store=node.store)
+            assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
+            assert f"node.sock: is {odd} and no socket; move it away" in ran.stderr
+        path.rmdir() if odd == "a directory" else path.unlink()
     for name in ("meta", "blobs", "staging", "quarantine"):
         (node.store / name).rename(tmp_path / name)
         (node.store / name).touch()
@@ -124,6 +128,60 @@ def test_what_stands_in_place_of_a_stores_files_is_named(
         (node.store / name).unlink()
         (tmp_path / name).rename(node.store / name)
     assert kvfs_text("ls", store=node.store) == ""
+
+
+LINKED_FILES = (*ODD_FILES, "part.new", "peer.key", "meta/distrusted", "meta/cluster",
+                "meta/cluster.new", "meta/joining", "meta/joining.new", "meta/directories.new",
+                "meta/alone/data.mdb")  # fmt: skip
+GIVEN_FILES = ("kvfs.toml", "peer.key")
+
+
+@pytest.mark.parametrize("is_dangling", [True, False])
+def test_links_in_place_of_a_stores_files_are_named_and_not_followed(
+    start_node: StartNode, tmp_path: Path, is_dangling: bool
+) -> None:
+    node = start_node()
+    node.stop()
+    (node.store / "meta" / "alone").mkdir()
+    target = tmp_path / "outside" / "target"
+    target.parent.mkdir()
+    for name in LINKED_FILES:
+        file = node.store / name
+        kept = file.rename(tmp_path / "kept") if file.exists() else None
+        if not is_dangling:
+            target.write_bytes(b"" if kept is None else kept.read_bytes())
+        file.symlink_to(target)
+        with (
+            pytest.raises(InvalidInput) if name not in GIVEN_FILES or is_dangling else nullcontext()
+        ):
+            check_directory(node.store)
+        if name in ("node.log", "meta/data.mdb", "meta/running"):
+            before = None if is_dangling else target.read_bytes()
+            for words in (("serve",), ("mount", tmp_path / "mnt"), ("ls",)):
+                ran = kvfs(*words, store=node.store)
+                assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), words
+                assert f"{file}: is a symbolic link" in ran.stderr
+            assert file.is_symlink()
+            assert (target.read_bytes() if target.exists() else None) == before
+        file.unlink()
+        target.unlink(missing_ok=True)
+        if kept is not None:
+            kept.rename(file)
+    assert os.listdir(target.parent) == []
+
+
+def test_a_store_may_be_behind_a_link_and_its_configuration_elsewhere(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "kvfs.toml").write_text("fsync = true\n")
+    (tmp_path / "real" / "kvfs.toml").symlink_to(tmp_path / "kvfs.toml")
+    (tmp_path / "store").symlink_to("real")
+    start_node(store=tmp_path / "store")
+    with Client(tmp_path / "store") as client:
+        store_bytes(client, b"plain", b"bytes")
+    found = kvfs_json("doctor", store=tmp_path / "store")["findings"]
+    assert [f["level"] for f in found if f["check"] == "settings"] == ["ok"]
 
 
 def test_a_configuration_may_come_through_a_pipe_and_the_log_go_nowhere(tmp_path: Path) -> None:
