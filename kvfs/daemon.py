@@ -54,7 +54,7 @@ def start_in_background(
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", module],
-            _environment(),
+            child_environment(),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, orders_read, 0),
                 (os.POSIX_SPAWN_DUP2, log_fd, 1),
@@ -86,7 +86,7 @@ def start_in_background(
                 os.close(fd)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours, with the place that this package was imported from: it may be nowhere on the path."""
     home = os.fspath(Path(__file__).resolve().parent.parent)
     rest = os.environ.get("PYTHONPATH")

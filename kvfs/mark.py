@@ -1,5 +1,6 @@
 """A directory's mark, `store.json`: the version of its store, and the id that it is known by."""
 
+import fcntl
 import json
 import os
 import re
@@ -71,6 +72,21 @@ def write_mark(path: Path, store_id: str) -> None:
         os.rename(draft, path / STORE_MARK)
     except OSError as error:
         raise _unfit(path, error) from error
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a node holds the lock of a store's directory, which is on its mark."""
+    try:
+        fd = os.open(path / STORE_MARK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # no store yet, or not for us: taking it says which
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _is_store_id(value: object) -> bool:

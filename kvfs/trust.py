@@ -25,7 +25,7 @@ class Trust:
     def __init__(self, meta: Path) -> None:
         self._meta = meta
         self._mark = meta / RUNNING
-        said = self._mark.read_text(encoding="utf-8") if self._mark.exists() else None
+        said = self._mark.read_text("utf-8", "replace") if self._mark.exists() else None
         self._was_clean = said is None
         self._is_half = said == _REBUILDING
         self._is_rebuilding = False

@@ -7,7 +7,6 @@ owner stays, and the mount is refused.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -23,7 +22,7 @@ from kvfs.address import node_address
 from kvfs.client import Client
 from kvfs.config import STORE_HANDOVER_S
 from kvfs.errors import KvfsError
-from kvfs.home import STORE_MARK
+from kvfs.mark import is_owned
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ def wait_free(
     whoever then takes the store is told whether it is free."""
     has_asked = False
     end_s = time.monotonic() + deadline_s
-    while _is_owned(store) and time.monotonic() < end_s:
+    while is_owned(store) and time.monotonic() < end_s:
         if store in mounted_stores():
             return
         node = describe(store)
@@ -116,21 +115,6 @@ def wait_free(
                 owner.close()
                 has_asked = True
         time.sleep(_POLL_S)
-
-
-def _is_owned(store: Path) -> bool:
-    """Whether a node holds the store's lock."""
-    try:
-        fd = os.open(store / STORE_MARK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False  # no store yet, or not for us: taking it says which
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def describe(store: Path) -> Served | None:

@@ -14,6 +14,7 @@ files: that costs misses, never wrong bytes.
 import errno
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _LOCK_BYTES = 2 * PAGE_BYTES
+_PAGE_SIZE = struct.Struct("=I")
+_PAGE_SIZE_AT = 40  # in LMDB's first page: behind its header, magic, version, address, map size
+_PAGE_SIZES = frozenset(PAGE_BYTES << shift for shift in range(5))  # that LMDB may have
 DISTRUST_MARK = "distrusted"  # in the database's directory, once a damaged page was met
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 # A read says BadTxnError after the first of those; a write, after whatever ended it.
@@ -228,13 +232,21 @@ def _take_lock_room(file: Path) -> None:
 
 def find_damage(directory: Path) -> str | None:
     """Why a database file cannot be used, found without touching pages that are not there (which
-    would end the process); None when it is whole as far as a look shows, or missing."""
+    would end the process); None when it is whole as far as a look shows, or missing. Nothing is
+    changed. OSError, where it cannot be read, says nothing of it and passes."""
     file = directory / "data.mdb"
-    if not file.exists():
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return None
-    size_bytes = file.stat().st_size
+    with os.fdopen(fd, "rb") as opened:
+        size_bytes = os.fstat(fd).st_size
+        head = opened.read(PAGE_BYTES)
     if size_bytes < 2 * PAGE_BYTES:
         return f"{file} is cut short"
+    (page_bytes,) = _PAGE_SIZE.unpack_from(head, _PAGE_SIZE_AT)
+    if page_bytes not in _PAGE_SIZES or 2 * page_bytes > size_bytes:  # LMDB would look beyond it
+        return f"{file} is damaged (it says that its pages have {page_bytes} bytes)"
     try:
         with lmdb.open(
             os.fsencode(directory),

@@ -15,6 +15,7 @@ from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
 from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.metadata import check_metadata
 from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
 from kvfs.shell.doctor.peers import check_peers
@@ -61,6 +62,7 @@ def check_store(store: Path) -> Iterator[Finding]:
     yield finding
     if joined is not None:
         yield from check_peers(store, joined, is_running=is_running)
+    yield from check_metadata(store, is_running=is_running)
     yield check_staging(store, is_running)
 
 
