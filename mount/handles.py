@@ -89,17 +89,20 @@ class OpenFiles:
         node: Node,
         expire_pages: Callable[[int], None],
         is_untold: Callable[[int], bool],
+        is_view_open: Callable[[], bool],
         *,
         may_put_off: bool = True,
     ) -> None:
         """`expire_pages` has the kernel drop the pages of a number, some time soon; `is_untold`
-        tells whether it may still find a number by a name that another node took away.
-        `may_put_off`: large files may be published a little after their close."""
+        tells whether it may still find a number by a name that another node took away, and
+        `is_view_open` whether somebody has a file of `.kvfs` open. `may_put_off`: large files may
+        be published a little after their close."""
         self._node = node
         self._expire_pages = expire_pages
         self._may_put_off = may_put_off
         self._is_untold = is_untold
-        self._stages = Stages(node)
+        self._is_view_open = is_view_open
+        self._stages = Stages(node, self._serves_bytes)
         self.versions = Versions(node, expire_pages)
         self.numbers = self.versions.numbers
         self.pages = CachedPages()
@@ -114,6 +117,10 @@ class OpenFiles:
         self.reuse = ReusedOpens(
             cast(Answers, pyfuse3), self._let_go, node.touch, self._is_as_opened
         )
+
+    def _serves_bytes(self) -> bool:
+        """Whether somebody has a file open that Python serves."""
+        return self.backing.count()[1] > 0 or self._is_view_open()
 
     # Opening --------------------------------------------------------------------------------------
     async def open(self, number: int, flags: int, thread: int, *, is_root: bool) -> Opened:

@@ -30,7 +30,7 @@ from mount.numbers import VIEW_BASE, is_link
 from mount.passthrough import HAS_NOFLUSH, IS_PATCHED, BackingIds, find_obstacle_in_mount
 from mount.privileges import drop_privileges
 from mount.removed import RemovedDirectories
-from mount.reuse import mark_reusable
+from mount.reuse import KEEPS_ATTRIBUTES, keep_attributes, mark_reusable
 from mount.through import goes_through
 from mount.view import VIEW_NAME, View
 
@@ -61,7 +61,13 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.enable_passthrough = passthrough
         # A name is a link from its close on.
-        self.files = OpenFiles(node, self._expire_pages, self._is_untold, may_put_off=not symlink)
+        self.files = OpenFiles(
+            node,
+            self._expire_pages,
+            self._is_untold,
+            lambda: view.has_open,
+            may_put_off=not symlink,
+        )
         node.watch(self._keep_for_readers)  # first: the kernel is told of the new number then
         self.freshness = Freshness(node, self.files.numbers.current)
         self.lingering = Lingering(node)
@@ -204,6 +210,7 @@ class Operations(pyfuse3.Operations):
     async def unlink(self, parent: int, name: bytes, ctx: Context) -> None:
         self._check_place(parent, name)
         self._expire_other_names(self._node.unlink(parent, name, self.lingering.keep))
+        self._keep_directories(parent)
 
     @request
     async def rmdir(self, parent: int, name: bytes, ctx: Context) -> None:
@@ -227,11 +234,19 @@ class Operations(pyfuse3.Operations):
         await self._node.chunk_files.index(renamed.moved)
         if mode is RenameMode.EXCHANGE and renamed.replaced is not None:
             await self._node.chunk_files.index(renamed.replaced)
+        self._keep_directories(parent, new_parent)
 
     def _expire_other_names(self, inode: Inode) -> None:
         """A name of a file has gone: the kernel sees that, but not the count under others."""
         if inode.nlink:
             self.freshness.expire_attributes(self.files.numbers.current(inode.ino))
+
+    def _keep_directories(self, *numbers: int) -> None:
+        """Names in directories have changed through the mount: the kernel asks for their attributes
+        next, and is told what they are now. In a cluster others may change them meanwhile."""
+        if KEEPS_ATTRIBUTES and self._node.neighbours is None:
+            for number in set(numbers):
+                keep_attributes(self._attributes(number))
 
     def _make(
         self,
@@ -382,6 +397,7 @@ class Operations(pyfuse3.Operations):
             opened, inode = await self._open_made(parent, name, flags, ctx)
             return _file_info(opened), self._entry(inode, as_link=False)
         self.files.note_end(ctx.pid)
+        self._keep_directories(parent)
         entry = self._entry(inode, as_link=False)
         if self._node.neighbours is None:  # nobody else changes it, and the kernel sees its own do
             entry.attr_timeout = KERNEL_CACHE_S

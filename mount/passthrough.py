@@ -122,6 +122,7 @@ class BackingIds:
         self._session_fd = session_fd
         self._ioctl = ioctl
         self._served: dict[int, _Served] = {}
+        self._in_python = 0  # of those
 
     def enter(self, number: int, fd: int | None) -> int:
         """Count one more open of an inode: its backing id, 0 to serve the open from Python.
@@ -140,6 +141,7 @@ class BackingIds:
             content = _content_of(fd)
             backing_id = self._open(fd)
         self._served[number] = _Served(backing_id, content)
+        self._in_python += not backing_id
         return backing_id
 
     def leave(self, number: int) -> None:
@@ -148,6 +150,7 @@ class BackingIds:
         served.opens -= 1
         if served.opens == 0:
             del self._served[number]
+            self._in_python -= not served.backing_id
             self._close(served.backing_id)
 
     def is_passthrough(self, number: int) -> bool:
@@ -157,14 +160,14 @@ class BackingIds:
 
     def count(self) -> tuple[int, int]:
         """How many open inodes the kernel serves, and how many Python does."""
-        kernel = sum(served.backing_id != 0 for served in self._served.values())
-        return kernel, len(self._served) - kernel
+        return len(self._served) - self._in_python, self._in_python
 
     def close(self) -> None:
         """Give back every id. Files that are open keep their backing files."""
         for served in self._served.values():
             self._close(served.backing_id)
         self._served.clear()
+        self._in_python = 0
 
     def _open(self, fd: int) -> int:
         try:

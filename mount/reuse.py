@@ -39,12 +39,19 @@ _AT_ONCE = 16  # looked at before everyone else has a turn
 
 # The stock pyfuse3 has no such thing, nor has an older patched one.
 IS_POSSIBLE = hasattr(pyfuse3, "withdraw_open")
+KEEPS_ATTRIBUTES = hasattr(pyfuse3, "keep_attributes")
 
 
 def mark_reusable(info: pyfuse3.FileInfo) -> None:
     """Have pyfuse3 reuse an answer."""
     patched: Any = info  # what the stock one's types do not name
     patched.reusable = True
+
+
+def keep_attributes(entry: pyfuse3.EntryAttributes) -> None:
+    """Have pyfuse3 say this of an inode, until a request changes attributes or names."""
+    patched: Any = pyfuse3
+    patched.keep_attributes(entry)
 
 
 class Answers(Protocol):

@@ -6,6 +6,7 @@ Who calls holds the version's lock wherever something is awaited; see `mount.han
 import errno
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -78,9 +79,10 @@ class Version:
 class Stages:
     """What a node does for versions that change."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, may_be_asked: Callable[[], bool]) -> None:
+        """`may_be_asked`: see `ThroughFiles`."""
         self._node = node
-        self.through = ThroughFiles(node)
+        self.through = ThroughFiles(node, may_be_asked)
         self._staged = 0  # versions that have a stage
         self._slow_until_s = 0.0
 

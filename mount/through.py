@@ -18,7 +18,7 @@ Who closes may have another descriptor (a shell's redirection has), and write af
 Whatever takes the lock of a stage's file (a link, an unlink, a write, a change of its mode or
 length) waits for a write of the kernel's that is under way, and that may wait for this process:
 what it writes may be mapped from a file of the same mount that Python serves. So all that is done
-in threads.
+in threads, but for the link of a close while Python serves no file: a thread takes 0.15 ms.
 
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.
@@ -31,6 +31,7 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -94,10 +95,15 @@ class Through:
 
 
 class ThroughFiles:
-    """What a node does for them. Who calls holds the version's lock where something is awaited."""
+    """What a node does for them. Who calls holds the version's lock where something is awaited.
 
-    def __init__(self, node: Node) -> None:
+    `may_be_asked` tells whether somebody has a file open whose bytes come from Python, so that a
+    write of the kernel's may wait for this process.
+    """
+
+    def __init__(self, node: Node, may_be_asked: Callable[[], bool]) -> None:
         self._node = node
+        self._may_be_asked = may_be_asked
         self._growing: set[Through] = set()
         self._tells: dict[int, bool] = {}
         self._wake = trio.Event()
@@ -144,11 +150,17 @@ class ThroughFiles:
         mtime_ns, identity = through.mtime_ns(mark), self._node.meta.identity
         kept = Kept(stage.name, ino, size_bytes, changed_ns, mtime_ns, replaces, identity)
         if kept != through.kept:
-            if not await trio.to_thread.run_sync(keep, self._directory(stage), kept):
+            if not await self._keep(stage, kept):
                 return None
             await self._end_keeping(through)
             through.kept = kept
         return size_bytes
+
+    async def _keep(self, stage: Stage, kept: Kept) -> bool:
+        directory = self._directory(stage)
+        if self._may_be_asked():
+            return await trio.to_thread.run_sync(keep, directory, kept)
+        return keep(directory, kept)
 
     async def _end_keeping(self, through: Through) -> None:
         path = self._take_kept(through)

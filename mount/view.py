@@ -174,6 +174,11 @@ class View:
     def release(self, fh: int) -> None:
         del self._open[fh]
 
+    @property
+    def has_open(self) -> bool:
+        """Whether somebody has a file of the view open, or mapped."""
+        return bool(self._open)
+
     # Places ---------------------------------------------------------------------------------------
     def _place(self, number: int) -> Place:
         place = self._places.get(number)

@@ -16,7 +16,7 @@ from mount.passthrough import BackingIds
 @asynccontextmanager
 async def opened(node: Node, *, why_not: str | None = None) -> AsyncIterator[OpenFiles]:
     """The open files of a mount that the kernel serves, but for `why_not`."""
-    files = OpenFiles(node, lambda number: None, lambda number: False)
+    files = OpenFiles(node, lambda number: None, lambda number: False, lambda: False)
     files.backing = BackingIds(-1, why_not, ioctl=lambda fd, request, argument: 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(files.run)
