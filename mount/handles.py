@@ -60,13 +60,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One open() of a version, by root or not."""
+    """One open() of a version."""
 
     version: Version
     is_writer: bool
-    is_direct: bool
-    is_synchronous: bool
-    is_root: bool
+    is_direct: bool  # its writes come past the kernel's page cache
+    is_synchronous: bool  # and are to be on the disk when they return
+    is_root: bool  # who opened it
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,7 @@ class OpenFiles:
             backing_id = self._back(version, opening, flags)
         if opening is Opening.OPEN:
             self.pages.note_opened(version)
-        is_backed = backing_id != 0
-        is_direct = writes_direct(flags, is_root=is_root, is_backed=is_backed)
-        fh = self._add(Handle(version, is_writer, is_direct, is_synchronous(flags), is_root))
-        return Opened(fh, keep, is_writer, is_direct, backing_id)
+        return self._add(version, flags, backing_id, is_writer, keep_cache=keep, is_root=is_root)
 
     def _back(self, version: Version, opening: Opening, flags: int) -> int:
         """Count an open for the kernel's rule on backing files; the id it is served by, or 0."""
@@ -223,9 +220,8 @@ class OpenFiles:
         version.is_dirty = True
         self.versions.enter(version, is_writer=True)
         backing_id = self._back_new(version, flags)
-        is_direct = writes_direct(flags, is_root=is_root, is_backed=backing_id != 0)
-        fh = self._add(Handle(version, True, is_direct, is_synchronous(flags), is_root))
-        return Opened(fh, False, is_writer=True, is_direct=is_direct, backing_id=backing_id), inode
+        opened = self._add(version, flags, backing_id, True, keep_cache=False, is_root=is_root)
+        return opened, inode
 
     def _decide(self, number: int, access: Access, thread: int) -> tuple[Version, Opening]:
         """The version that an open gets, not yet entered in the table. ESTALE."""
@@ -296,10 +292,22 @@ class OpenFiles:
         version.content = None
         self.numbers.settle(version.ino)
 
-    def _add(self, handle: Handle) -> int:
+    def _add(
+        self,
+        version: Version,
+        flags: int,
+        backing_id: int,
+        is_writer: bool,
+        *,
+        keep_cache: bool,
+        is_root: bool,
+    ) -> Opened:
+        """Give a handle to an open that was entered in the tables."""
+        is_direct = writes_direct(flags, is_root=is_root, is_backed=backing_id != 0)
         self._last_fh += 1
+        handle = Handle(version, is_writer, is_direct, is_synchronous(flags), is_root)
         self._handles[self._last_fh] = handle
-        return self._last_fh
+        return Opened(self._last_fh, keep_cache, is_writer, is_direct, backing_id)
 
     # Bytes ----------------------------------------------------------------------------------------
     async def read(self, fh: int, offset: int, size_bytes: int) -> bytes | memoryview:
@@ -380,8 +388,8 @@ class OpenFiles:
             return False
         room_bytes = self.settling.room_bytes
         size_bytes = await self._stages.through.keep(through, version.ino, room_bytes)
-        if size_bytes is None:
-            return False
+        if size_bytes is None or size_bytes > self.settling.room_bytes:
+            return False  # or others took the room meanwhile
         if version.ino not in self.settling:  # from now on it counts as open for writing
             self.versions.enter(version, is_writer=True)
             self.backing.enter(version.number, None)

@@ -172,9 +172,9 @@ class Settling:
             await self._publish(waiting.ino)
         except Exception as error:  # one file must not end the mount; whoever asks for it is told
             if waiting.problem is None:
-                is_known = isinstance(error, (KvfsError, OSError))
-                words = "inode %d cannot be published yet: %s"
-                log.error(words, waiting.ino, error, exc_info=not is_known)
+                is_ours = not isinstance(error, (KvfsError, OSError))  # a bug: where it was
+                text = "inode %d cannot be published yet: %s"
+                log.error(text, waiting.ino, error, exc_info=is_ours)
             waiting.problem = error
             waiting.not_before_s = trio.current_time() + SETTLE_RETRY_S
             waiting.tried.set()

@@ -106,8 +106,8 @@ class Stages:
     async def _write_out(
         self, version: Version, stage: Stage, size_bytes: int, data: bytes, offset: int
     ) -> None:
-        """Write into a version's stage of `size_bytes`, in the mount's own thread what that is not
-        likely to stop. Of a write that fails the stage grows by nothing."""
+        """Write into a version's stage of `size_bytes`, in the mount's own thread where that is
+        not likely to hold it up. A write that fails leaves the stage no longer than it was."""
         begin_s = trio.current_time()
         arguments = stage.fd, data, offset, version.growing
         may_wait_for_us = version.through is not None and version.writers > 1  # see `mount.through`

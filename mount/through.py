@@ -18,7 +18,8 @@ Who closes may have another descriptor (a shell's redirection has), and write af
 Whatever takes the lock of a stage's file (a link, an unlink, a write, a change of its mode or
 length) waits for a write of the kernel's that is under way, and that may wait for this process:
 what it writes may be mapped from a file of the same mount that Python serves. So all that is done
-in threads, but for the link of a close while Python serves no file: a thread takes 0.15 ms.
+in threads, but for the link of a close while Python serves no file (a thread takes 0.15 ms), the
+rename that makes the file a blob (`docs/concurrency.md`), and what comes after the last release.
 
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.

@@ -23,6 +23,7 @@ from kvfs.shell.locate import Place
 from kvfs.shell.session import Session
 from kvfs.shell.status import status
 from kvfs.status import status_of
+from mount import settling
 from mount.handles import OpenFiles
 from tests.fake_client import FakeClient
 from tests.open_files import create_empty, opened
@@ -99,6 +100,23 @@ async def test_a_disk_that_removes_nothing_stops_no_publication(
         assert load(node, b"a") == DATA
         assert files.versions.get(inode.ino) is None and files.versions.get(gone.ino) is None
         assert node.meta.inode(gone.ino) is None
+
+
+async def test_who_closes_at_once_leaves_no_more_to_wait_than_may(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "SETTLE_BYTES_MAX", 2 * len(DATA))
+    names = [b"a", b"b", b"c"]
+    async with opened(node) as files:
+        handles = [create(node, files, name)[0] for name in names]
+        async with trio.open_nursery() as nursery:
+            for fh in handles:
+                nursery.start_soon(files.flush, fh)
+        assert files.settling.room_bytes == 0
+        for fh in handles:
+            await files.release(fh)
+        await files.settling.settle_all()
+    assert [load(node, name) for name in names] == [DATA] * 3
 
 
 async def test_an_overwritten_file_names_what_it_replaces(node: Node) -> None:
