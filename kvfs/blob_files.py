@@ -17,9 +17,9 @@ import secrets
 import stat
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvfs.config import QUARANTINE_BYTES_MAX, QUARANTINE_FILES_MAX
+from kvfs.config import FOREIGN_SHOWN_MAX, QUARANTINE_BYTES_MAX, QUARANTINE_FILES_MAX
 from kvfs.errors import Unavailable
 from kvfs.home import FILE_KINDS
 from kvfs.meta.contract import DIGEST_BYTES
@@ -38,6 +38,19 @@ class StagingFile:
 
     name: str
     fd: int
+
+
+@dataclass(slots=True)
+class Foreign:
+    """What lies in a directory, and nobody who uses it made."""
+
+    count: int = 0
+    paths: list[str] = field(default_factory=list)  # the first of them
+
+    def note(self, path: str) -> None:
+        self.count += 1
+        if self.count <= FOREIGN_SHOWN_MAX:
+            self.paths.append(path)
 
 
 class BlobFiles:
@@ -116,17 +129,14 @@ class BlobFiles:
                 self._leaves[_leaf_of(digest)] = 1
 
     def _make_leaf(self, path: str) -> None:
-        try:
-            self._make_directory(path)
-        except (FileNotFoundError, NotADirectoryError):
-            self._make_directory(os.path.dirname(path))
-            self._make_directory(path)
+        for directory in (os.path.dirname(path), path):
+            self._make_directory(directory)
 
     def _make_directory(self, path: str) -> None:
         try:
             os.mkdir(path, self._directory_mode)
         except FileExistsError:
-            if os.path.isdir(path):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
                 return
             self._set_aside(path)
             os.mkdir(path, self._directory_mode)
@@ -192,9 +202,9 @@ class BlobFiles:
         self.trim_quarantine()
         return True
 
-    def scan(self, foreign: list[str] | None = None) -> Iterator[list[tuple[bytes, int]]]:
+    def scan(self, foreign: Foreign | None = None) -> Iterator[list[tuple[bytes, int]]]:
         """Every blob as (digest, size in bytes), in batches of one fan-out directory; slow. Those
-        that come or go meanwhile may be among them or not. Paths of all else go to `foreign`."""
+        that come or go meanwhile may be among them or not. All else is noted in `foreign`."""
         for first in subdirectories(f"{self._root}/blobs", foreign):
             for second in subdirectories(first.path, foreign):
                 prefix = first.name + second.name
@@ -260,8 +270,8 @@ def remove_name(path: str) -> bool:
     return True
 
 
-def _scan_leaf(path: str, prefix: str, foreign: list[str] | None) -> Iterator[tuple[bytes, int]]:
-    """The blobs in one directory, whose names begin with `prefix`; all else goes to `foreign`."""
+def _scan_leaf(path: str, prefix: str, foreign: Foreign | None) -> Iterator[tuple[bytes, int]]:
+    """The blobs in one directory, whose names begin with `prefix`; all else is noted."""
     with os.scandir(path) as items:
         for item in items:
             is_named = _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
@@ -272,16 +282,16 @@ def _scan_leaf(path: str, prefix: str, foreign: list[str] | None) -> Iterator[tu
             if is_named and stat.S_ISREG(status.st_mode):
                 yield bytes.fromhex(item.name), status.st_size
             elif foreign is not None:
-                foreign.append(item.path)
+                foreign.note(item.path)
 
 
-def subdirectories(path: str, foreign: list[str] | None = None) -> list[os.DirEntry[str]]:
-    """The fan-out directories below one, in order; all else, also links, goes to `foreign`."""
+def subdirectories(path: str, foreign: Foreign | None = None) -> list[os.DirEntry[str]]:
+    """The fan-out directories below one, in order; all else, also links, is noted."""
     found = []
     with os.scandir(path) as items:
         for item in items:
             if _FANOUT_NAME.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
                 found.append(item)
             elif foreign is not None:
-                foreign.append(item.path)
+                foreign.note(item.path)
     return sorted(found, key=lambda item: item.name)

@@ -10,9 +10,8 @@ removes it. Killed after it: a blob that no metadata knows; the metadata's inten
 import fcntl
 import os
 import time
-from dataclasses import dataclass, field
 
-from kvfs.blob_files import BlobFiles, remove_name, subdirectories
+from kvfs.blob_files import BlobFiles, Foreign, remove_name, subdirectories
 from kvfs.config import DISK_FIGURES_S, PAGE_BYTES, QUARANTINE_BYTES_MAX
 from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import PARTS, STORE_MARK, check_directory
@@ -25,14 +24,6 @@ _KEPT_DOTS = 3  # in the second name of a staging file; its first has two
 _FIXED_FILES = (
     10  # the store, its parts, meta with its lock (two pages), roster and mark; the store's mark
 )
-
-
-@dataclass(slots=True)
-class Purged:
-    """What became of what lies in staging and no node of this store made."""
-
-    removed: int = 0
-    left: list[str] = field(default_factory=list)  # paths
 
 
 class BlobDirectory(BlobFiles):
@@ -126,10 +117,11 @@ class BlobDirectory(BlobFiles):
         """Remove what dead runs of this store left; how many files."""
         return sum(remove_name(item.path) for item in self._scan_dead_runs())
 
-    def purge_foreign(self) -> Purged:
-        """Remove what somebody else put into staging before this run began. A directory goes when
-        it is empty; links are removed, never followed. What has content or is newer stays."""
-        purged = Purged()
+    def purge_foreign(self, left: Foreign) -> int:
+        """Remove what somebody else put into staging before this run began; how much. A directory
+        goes when it is empty; links are removed, never followed. What has content or is newer
+        stays, and is noted."""
+        removed = 0
         for item in self._scan_staging():
             if is_own(item, self.store_id):
                 continue
@@ -138,10 +130,10 @@ class BlobDirectory(BlobFiles):
             except FileNotFoundError:
                 continue
             if is_old and remove_name(item.path):
-                purged.removed += 1
+                removed += 1
             else:
-                purged.left.append(item.path)
-        return purged
+                left.note(item.path)
+        return removed
 
     def _scan_staging(self) -> list[os.DirEntry[str]]:
         with os.scandir(f"{self._root}/staging") as items:

@@ -128,6 +128,7 @@ DRAIN_AGAIN_S = 5.0  # after which a node that is leaving looks again at what on
 DRAIN_TRIES_MAX = 3  # nodes that are asked to take one file
 DRAIN_LEFT_SHOWN = 100  # names of what no node takes
 
+FOREIGN_SHOWN_MAX = 256  # paths of what gc leaves, told one by one
 QUARANTINE_FILES_MAX = 64
 QUARANTINE_BYTES_MAX = GIB
 EVICTION_QUESTIONS_MAX = 1024  # about files, in one decision: milliseconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
+from kvfs.blob_files import Foreign
 from kvfs.blobs import BlobDirectory
 from kvfs.chunk import ChunkHeader, chunk_info
 from kvfs.errors import Corrupt, InvalidInput, NamespaceError, Unavailable
@@ -17,7 +18,6 @@ from kvfs.stored import allocated_bytes, read_header
 
 log = logging.getLogger(__name__)
 
-_LEFT_SHOWN = 256  # names that are told one by one
 _STEP = 16  # names given back before everyone else has a turn
 
 
@@ -35,9 +35,9 @@ class Collected:
 
 async def collect_garbage(node: Node) -> Collected:
     """Remove staging files of dead runs and blobs that no metadata knows; never a live writer's.
-    Of what no node made it takes what lies in staging and is as old, but no directory with content,
-    and tells the rest. Waits for other work of this kind; raises `Unavailable` while the node looks
-    for its own files."""
+    Of what no node made it takes what was in staging before the node began, but no directory with
+    content, and tells the rest. Waits for other work of this kind; raises `Unavailable` while the
+    node looks for its own files."""
     _refuse_in_search(node)
     async with node.upkeep_lock:
         return await collect_garbage_locked(node)
@@ -55,14 +55,12 @@ def _refuse_in_search(node: Node) -> None:
 async def collect_garbage_locked(node: Node) -> Collected:
     """As `collect_garbage`, for who holds `Node.upkeep_lock`."""
     staging = orphans = orphan_bytes = foreign = 0
-    left: list[str] = []
+    left = Foreign()
     for index, directory in enumerate(node.directories):
         if directory is None:
             continue
         staging += await trio.to_thread.run_sync(directory.purge_staging)
-        purged = await trio.to_thread.run_sync(directory.purge_foreign)
-        foreign += purged.removed
-        left += purged.left
+        foreign += await trio.to_thread.run_sync(directory.purge_foreign, left)
         batches = directory.scan(left)
         while batch := await trio.to_thread.run_sync(next_batch, batches):
             for digest, size_bytes in unknown_blobs(node, index, batch):
@@ -71,7 +69,7 @@ async def collect_garbage_locked(node: Node) -> Collected:
                 if is_orphan and await _remove(directory, digest):
                     orphans += 1
                     orphan_bytes += size_bytes
-    return Collected(staging, orphans, orphan_bytes, foreign, tuple(left[:_LEFT_SHOWN]), len(left))
+    return Collected(staging, orphans, orphan_bytes, foreign, tuple(left.paths), left.count)
 
 
 async def _remove(directory: BlobDirectory, digest: bytes) -> bool:

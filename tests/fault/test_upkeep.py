@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import trio
@@ -97,6 +98,35 @@ def test_what_took_a_blobs_place_is_put_aside(node: Node, allow_warnings: list[s
     assert directory.trash(bytes(16)) is None
     assert not path.exists()
     assert len(os.listdir(directory.path / "quarantine")) == 1
+
+
+async def test_a_link_in_place_of_a_fan_out_directory_is_not_followed(
+    node: Node, tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("is a symbolic link in the way of a blob")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    data = b"not to be told to a person as foreign"
+    first = digest_of(data).hex()[:2]
+    directory = node.directories[0]
+    assert directory is not None
+    (directory.path / "blobs" / first).symlink_to(elsewhere)
+    store(node, b"f", data)
+    assert list(elsewhere.iterdir()) == []
+    assert load(node, b"f") == data
+    assert (await collect_garbage(node)).left_count == 0
+
+
+async def test_gc_names_so_many_of_what_it_leaves_and_counts_the_rest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_files, "FOREIGN_SHOWN_MAX", 2)
+    directory = node.directories[0]
+    assert directory is not None
+    for name in "abc":
+        (directory.path / "blobs" / name).touch()
+    collected = await collect_garbage(node)
+    assert (len(collected.left), collected.left_count) == (2, 3)
 
 
 def test_a_staging_file_that_goes_while_they_are_purged_is_no_fault(
