@@ -169,15 +169,17 @@ def find_triggers(mountinfo: str) -> set[Path]:
 
 
 def probe(mountpoint: Path, deadline_s: float = MOUNT_PROBE_S) -> int | None:
-    """0 when a mount answers, the errno that it gives, None when it is silent. Asked from a thread,
-    since nothing can interrupt a question to a mount that hangs."""
+    """0 when a mount answers, the errno that it gives, None when it is silent; EACCES where the
+    kernel does not ask it for this user. Asked from a thread, since nothing can interrupt a
+    question to a mount that hangs."""
     answers: list[int] = []
 
     def ask() -> None:
         while True:
             try:
-                os.statvfs(mountpoint)  # the one question that the kernel never answers by itself
-                answers.append(0)
+                # The one question that the kernel answers by itself only to who may not ask: zeros.
+                is_asked = os.statvfs(mountpoint).f_bsize > 0
+                answers.append(0 if is_asked else errno.EACCES)
             except OSError as error:
                 if error.errno == errno.ECONNABORTED:
                     continue  # its process died over the question: it is dead from now on

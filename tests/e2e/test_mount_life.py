@@ -1,6 +1,7 @@
 """Mounting and unmounting as a person does it, and what `.kvfs` shows."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mount.point import MountEntry, find_mount, find_mounts
+from mount.point import MountEntry, find_mount, find_mounts, probe
 from tests.commands import kvfs
 from tests.conftest import StartMount, StartNode
 from tests.mounts import is_mounted
@@ -269,6 +270,26 @@ def test_other_users(start_mount: StartMount, allow_other: bool) -> None:
 
 
 # The view -----------------------------------------------------------------------------------------
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_another_users_mount_is_not_said_to_answer(
+    start_mount: StartMount, tmp_path: Path, is_killed: bool
+) -> None:
+    mounted = start_mount()
+    if is_killed:
+        mounted.kill()
+    tmp_path.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chdir(mounted.mountpoint.parent)  # not what lies above it, which is closed to all
+            os.setresuid(65534, 65534, 65534)
+            os._exit(probe(Path(mounted.mountpoint.name)) or 0)
+        finally:
+            os._exit(255)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EACCES
+
+
 def test_the_view_of_the_store(start_mount: StartMount) -> None:
     mount = start_mount()
     view = mount.mountpoint / ".kvfs"

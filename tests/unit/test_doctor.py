@@ -1,5 +1,6 @@
 """The doctor's findings from what a machine says."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from kvfs.address import node_address
 from kvfs.belonging import Belonging, write_belonging
 from kvfs.home import file_system_of
 from kvfs.shell.doctor.cluster import check_cluster
+from kvfs.shell.doctor.deadline import within
 from kvfs.shell.doctor.disk import check_file_system
 from kvfs.shell.doctor.finding import Finding, Level
 from kvfs.shell.doctor.fuse import check_fuse_device, check_fusermount, has_sys_admin
@@ -198,6 +200,74 @@ def test_a_mount_that_answers_is_fine_and_one_that_is_gone_is_not(tmp_path: Path
     mounts = [Mounted(tmp_path, Path("/s")), Mounted(tmp_path / "absent", Path("/s"))]
     found = list(check_mounts(lambda: mounts))
     assert [item.level for item in found] == [Level.OK, Level.WARN]
+
+
+@pytest.mark.parametrize(
+    ("node", "level"), [("none", Level.FAIL), ("silent", Level.WARN), ("serves", Level.OK)]
+)
+def test_a_mount_that_the_kernel_shows_to_its_user_only(
+    store: Path, monkeypatch: pytest.MonkeyPatch, node: str, level: Level
+) -> None:
+    class Nothing:
+        f_bsize = 0  # what the kernel itself says to others, also of a dead mount
+
+    monkeypatch.setattr("mount.point.os.statvfs", lambda path: Nothing)
+    if node == "serves":
+        monkeypatch.setattr("kvfs.shell.doctor.mounts._status", lambda store: {"reads": "x"})
+    with socket.socket(socket.AF_UNIX) as listener:
+        if node == "silent":
+            monkeypatch.setattr("kvfs.shell.doctor.mounts.STATUS_DEADLINE_S", 0.1)
+            listener.bind(str(store / "node.sock"))
+            listener.listen()
+        (finding,) = check_mounts(lambda: [Mounted(Path("/mnt"), store)])
+    assert finding.level is level
+    assert ("kvfs umount /mnt" in finding.advice) == (level is Level.FAIL)
+
+
+def test_what_may_not_be_looked_at_ends_no_other_check(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (store / "staging" / "a.b.1").touch()
+    (store / "blobs").mkdir()
+    for look in (
+        "store.read_mark",
+        "store.read_roster",
+        "store.file_system_of",
+        "tiers.load_config_of_store",
+        "cluster.read_belonging",
+        "metadata.subdirectories",
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"kvfs.shell.doctor.{look}", refuse)
+            found = list(check_store(store))
+        refused = [item for item in found if "Permission denied" in item.found]
+        assert refused and all(item.level is Level.FAIL for item in refused)
+        assert all("the store's owner" in item.advice for item in refused)
+        assert {"settings", "node", "metadata", "staging"} <= {item.check for item in found}, look
+
+
+def test_a_store_in_a_dead_mount_says_so(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> bool:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+
+    monkeypatch.setattr("kvfs.shell.doctor.store.is_store", fail)
+    (finding,) = check_store(store)
+    assert (finding.check, finding.level) == ("store", Level.FAIL)
+    assert "a mount whose process has died" in finding.advice
+
+
+@pytest.mark.parametrize("file", ["store.json", "meta/directories.json", "meta/data.mdb"])
+def test_a_fifo_in_place_of_a_stores_file_holds_up_nothing(store: Path, file: str) -> None:
+    (store / "staging" / "a.b.1").touch()
+    (store / file).parent.mkdir(exist_ok=True)
+    (store / file).unlink(missing_ok=True)
+    os.mkfifo(store / file)
+    found = within(20, lambda: list(check_store(store)))
+    (settings,) = (item for item in found if item.check == "settings")
+    assert settings.level is Level.FAIL and f"{file}: is a FIFO" in settings.found
 
 
 def test_versions() -> None:

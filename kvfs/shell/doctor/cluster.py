@@ -26,7 +26,7 @@ def cluster_of(store: Path) -> Joined | None:
     try:
         config = load_config_of_store([store]).cluster
         belonging = read_belonging(store)
-    except InvalidInput:
+    except (InvalidInput, OSError):
         return None
     if config is not None:
         is_member = belonging is not None and belonging.cluster == config.name

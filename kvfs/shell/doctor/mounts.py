@@ -8,6 +8,7 @@ from typing import Any
 
 from kvfs.errors import KvfsError
 from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.node import check_node
 from kvfs.shell.locate import FindMounts
 from kvfs.shell.render import count_text
 
@@ -22,8 +23,8 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
     for mount in find_mounts():
         name = f"mount {mount.mountpoint}"
         code = probe(mount.mountpoint, STAT_DEADLINE_S)
-        if code == 0:
-            said = _status(mount.store)
+        said = _status(mount.store) if code in (0, errno.EACCES) else {}
+        if code == 0 or said:
             yield Finding(name, Level.OK, f"serves {mount.store}{_shown_as(said)}")
             if why := said.get("unsettled_why"):
                 waiting = count_text(said["unsettled_files"], "closed file")
@@ -38,8 +39,19 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
                 f"run `kvfs umount --lazy {mount.mountpoint}` and look at {mount.store}/node.log"
             )
             yield Finding(name, Level.FAIL, f"no answer within {STAT_DEADLINE_S:g} s", advice)
+        elif code == errno.EACCES:
+            yield _of_another(name, mount.mountpoint, mount.store)
         else:
             yield Finding(name, Level.WARN, os.strerror(code), "mounted for another user")
+
+
+def _of_another(name: str, mountpoint: Path, store: Path) -> Finding:
+    """A mount that the kernel shows only to who made it, and whose node says nothing to us."""
+    if not os.access(store, os.X_OK) or check_node(store)[0]:
+        advice = "run `kvfs doctor` as that user"
+        return Finding(name, Level.WARN, "is another user's, and shown to that one only", advice)
+    advice = f"run `kvfs umount {mountpoint}` as that user or as root"
+    return Finding(name, Level.FAIL, "is another user's, and its node has died", advice)
 
 
 def _status(store: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from kvfs.address import SOCKET_NAME, node_address
-from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.finding import Finding, Level, trouble
 
 CONNECT_DEADLINE_S = 2.0
 
@@ -17,6 +17,8 @@ def check_node(store: Path) -> tuple[bool, Finding]:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return False, Finding("node", Level.OK, "stopped; commands start one when they need it")
+    except OSError as error:
+        return False, trouble("node", error)
     if not stat.S_ISSOCK(mode):
         advice = f"remove {path}"
         return False, Finding("node", Level.FAIL, f"{path} is no socket", advice)

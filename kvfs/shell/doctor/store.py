@@ -7,14 +7,22 @@ from pathlib import Path
 
 from kvfs.blobs import is_own
 from kvfs.errors import InvalidInput
-from kvfs.home import FILE_KINDS, STORE_MARK, file_system_of, has_lost_mark, is_store, refuse_part
+from kvfs.home import (
+    FILE_KINDS,
+    STORE_MARK,
+    check_directory,
+    file_system_of,
+    has_lost_mark,
+    is_store,
+    refuse_part,
+)
 from kvfs.mark import read_mark
 from kvfs.names import escape
 from kvfs.roster import ROSTER, read_roster
 from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
-from kvfs.shell.doctor.finding import Finding, Level
+from kvfs.shell.doctor.finding import Finding, Level, go_on, trouble
 from kvfs.shell.doctor.metadata import check_metadata
 from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
@@ -29,8 +37,7 @@ def check_store(store: Path) -> Iterator[Finding]:
     try:
         exists, is_ours, has_lost = store.exists(), is_store(store), has_lost_mark(store)
     except OSError as error:
-        advice = "run as the store's owner, or name another with --store"
-        yield Finding("store", Level.FAIL, f"{store}: {error.strerror}", advice)
+        yield trouble("store", error)
         return
     if not exists:
         advice = f"`kvfs mount MOUNTPOINT --store {store}` makes it, or `kvfs init {store}`"
@@ -50,31 +57,37 @@ def check_store(store: Path) -> Iterator[Finding]:
         return
     yield Finding("store", Level.OK, str(store))
     yield check_configuration(store)
-    yield from check_tiers(store)
-    yield from check_cluster(store)
+    yield from go_on("tiers", check_tiers(store))
+    yield from go_on("cluster", check_cluster(store))
     joined = cluster_of(store)
     if joined is not None:
-        yield from check_metadata_server(joined)
-    yield check_file_system(file_system_of(store))
-    yield check_room(store)
-    yield from check_scratch_file(store)
+        yield from go_on("metadata server", check_metadata_server(joined))
+    yield from go_on("disk", _check_disk(store))
     is_running, finding = check_node(store)
     yield finding
     if joined is not None:
-        yield from check_peers(store, joined, is_running=is_running)
-    yield from check_metadata(store, is_running=is_running)
+        yield from go_on("peers", check_peers(store, joined, is_running=is_running))
+    yield from go_on("metadata", check_metadata(store, is_running=is_running))
     yield check_staging(store, is_running)
+
+
+def _check_disk(store: Path) -> Iterator[Finding]:
+    yield check_file_system(file_system_of(store))
+    yield check_room(store)
+    yield from check_scratch_file(store)
 
 
 def check_configuration(store: Path) -> Finding:
     """Whether a node could start with what the store says of itself."""
     try:
+        load_config_of_store([store])  # first: it sees what would be waited for
         read_mark(store)
         read_roster(store / ROSTER)
-        load_config_of_store([store])
         refuse_part(store)
     except InvalidInput as error:
         return Finding("settings", Level.FAIL, str(error), "no node starts before this is mended")
+    except OSError as error:
+        return trouble("settings", error)
     return Finding("settings", Level.OK, "can be followed")
 
 
@@ -84,12 +97,15 @@ def check_staging(store: Path, is_running: bool) -> Finding:
     try:
         with os.scandir(store / "staging") as items:
             names = sorted(items, key=lambda item: item.name)
+        check_directory(store)
         store_id = read_mark(store) if names else ""
         foreign = [item for item in names if not is_own(item, store_id)]
     except FileNotFoundError:
         names, foreign = [], []
-    except (InvalidInput, OSError) as error:
+    except InvalidInput as error:
         return Finding("staging", Level.FAIL, str(error), "no node starts before this is mended")
+    except OSError as error:
+        return trouble("staging", error)
     files = count_text(len(names) - len(foreign), "file")
     advice = "`kvfs gc` removes what a node that died left, and names what is not its to remove"
     if foreign:
