@@ -192,6 +192,12 @@ class BlobFiles:
             return None
         return path
 
+    def remove(self, digest: bytes) -> None:
+        """Remove a blob's file now. FileNotFoundError and others where there is none."""
+        path = self.blob_path(digest)
+        if not self._clear_way(path):
+            os.unlink(path)
+
     def quarantine(self, digest: bytes) -> bool:
         """Move a bad blob aside for a person to look at; False when its file is gone."""
         path = f"{self._root}/quarantine/{digest.hex()}.{self._run}.{next(self._serials):x}"

@@ -231,7 +231,7 @@ class DirectoryTier(WritableTier):
     def _remove(self, digest: bytes, end_s: float) -> None:
         def work() -> None:
             try:
-                os.unlink(self._files.blob_path(digest))
+                self._files.remove(digest)
             except OSError as error:
                 if error.errno not in _GONE:
                     raise

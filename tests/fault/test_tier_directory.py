@@ -175,6 +175,24 @@ def test_what_is_no_file_in_a_blobs_place_is_a_miss(
         assert tier.read_into(DIGEST, 0, buffer) and buffer == DATA[:10]
 
 
+def test_what_is_no_file_is_set_aside_where_a_blob_is_removed(
+    tmp_path: Path, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("in the way of a blob")
+    tier = open_directory(tmp_path / "tier", TierKind.NVME)
+    put(tier)
+    path = path_of(tmp_path / "tier", DIGEST)
+    path.unlink()
+    for number, make in enumerate((os.mkfifo, lambda place: os.symlink("x", place), os.mkdir)):
+        make(path)
+        was = os.lstat(path).st_ino
+        tier.remove(DIGEST)
+        assert not os.path.lexists(path)
+        kept = [os.lstat(item).st_ino for item in (tmp_path / "tier" / "quarantine").iterdir()]
+        assert was in kept and len(kept) == number + 1
+    assert tier.health is HealthState.UP
+
+
 def test_a_full_disk_is_told_as_such_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
