@@ -194,12 +194,12 @@ def _store_at(place: str) -> "Path":
     from pathlib import Path
 
     from kvfs.home import is_store
+    from kvfs.shell.locate import store_mounted_at
 
     named = os.path.abspath(place)
-    above, last = os.path.split(named)
-    for mounted in _find_mounts():
-        if os.fspath(mounted.mountpoint) in (named, os.path.join(os.path.realpath(above), last)):
-            return mounted.store
+    shown = store_mounted_at(place, _find_mounts)
+    if shown is not None:
+        return shown
     if is_store(Path(named)):
         return Path(named)
     raise InvalidInput(named, "is neither a kvfs store nor where one is mounted")

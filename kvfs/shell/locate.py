@@ -67,6 +67,16 @@ def locate(
     return Place(fallback(), _strip(paths, inside))
 
 
+def store_mounted_at(place: str, find_mounts: FindMounts) -> Path | None:
+    """The store that shows at a place itself, None where none does."""
+    named = os.path.abspath(place)
+    above, last = os.path.split(named)
+    for mounted in find_mounts():
+        if os.fspath(mounted.mountpoint) in (named, os.path.join(os.path.realpath(above), last)):
+            return mounted.store
+    return None
+
+
 _Inside = tuple[Mounted, str]  # a mount, and what a path says below it
 
 

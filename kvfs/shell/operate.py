@@ -16,7 +16,7 @@ from kvfs.names import escape
 from kvfs.settings.cluster import join_cluster
 from kvfs.settings.load import load_config, load_config_of_store
 from kvfs.settings.words import Config
-from kvfs.shell.locate import FindMounts, locate
+from kvfs.shell.locate import FindMounts, locate, store_mounted_at
 from kvfs.shell.mount8 import MountOptions
 
 CONFIG_TEMPLATE = """\
@@ -262,15 +262,19 @@ def print_lmcache_config(
 
 
 def doctor(store: Path | None, find_mounts: FindMounts, out: IO[str], *, is_json: bool) -> int:
-    """`kvfs doctor`, of one store or of all that are mounted: exit code 1 when something does not
-    work."""
+    """`kvfs doctor`, of one store (which may be named by where it is mounted) or of all that are
+    mounted: exit code 1 when something does not work."""
     from kvfs.shell.doctor.examine import examine, stores_to_examine
     from kvfs.shell.doctor.finding import Level
     from kvfs.shell.render import write_json
 
     has_failed = False
     documents = []
-    stores = stores_to_examine(find_mounts) if store is None else [Path(os.path.abspath(store))]
+    if store is None:
+        stores = stores_to_examine(find_mounts)
+    else:  # a mount is not asked: its process may have died
+        shown = store_mounted_at(str(store), find_mounts)
+        stores = [shown or Path(os.path.abspath(store))]
     for finding in examine(stores, find_mounts):
         has_failed |= finding.level is Level.FAIL
         if is_json:

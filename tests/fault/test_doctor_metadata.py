@@ -91,6 +91,18 @@ def test_metadata_that_the_next_start_rebuilds_is_told(
     assert metadata_finding(store)["found"] == "in use by its node"
 
 
+def test_metadata_is_missed_where_only_a_further_directory_has_blobs(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    part = tmp_path / "part"
+    node = start_node(extra_stores=(part,))
+    node.stop()
+    (node.store / "meta" / "data.mdb").unlink()
+    assert metadata_finding(node.store)["level"] == "ok"
+    (part / "blobs" / "00").mkdir()
+    assert "there are blobs without it" in metadata_finding(node.store)["found"]
+
+
 def test_a_whole_copy_that_is_put_back_is_as_good_as_the_advice_says(
     start_node: StartNode, store: Path, tmp_path: Path
 ) -> None:

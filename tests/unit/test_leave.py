@@ -14,6 +14,7 @@ from kvfs import cli
 from kvfs.client import Client
 from kvfs.errors import InvalidInput, Unavailable
 from kvfs.shell import leave as module
+from kvfs.shell import operate
 from kvfs.shell.leave import leave
 from kvfs.shell.locate import Mounted, Place
 from kvfs.shell.progress import Progress
@@ -132,6 +133,10 @@ def test_a_store_is_named_by_its_directory_or_by_where_it_is_mounted(
     monkeypatch.setattr(cli, "_find_mounts", lambda: [Mounted(mountpoint, Path("/s"))])
     assert cli._store_at(str(store)) == store
     assert cli._store_at(str(mountpoint)) == cli._store_at(str(link / "mnt")) == Path("/s")
+    told = io.StringIO()
+    operate.doctor(link / "mnt", cli._find_mounts, told, is_json=True)
+    of_stores = {finding["store"] for finding in json.loads(told.getvalue())["findings"]}
+    assert of_stores == {None, "/s"}
     for other in (tmp_path, mountpoint / "below", tmp_path / "none"):
         with pytest.raises(InvalidInput, match="is neither a kvfs store nor where one is mounted"):
             cli._store_at(str(other))

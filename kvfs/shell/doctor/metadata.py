@@ -7,7 +7,7 @@ nothing, and a database that a node has open is left alone: it may change under 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvfs.daemon import child_environment
 from kvfs.errors import InvalidInput
 from kvfs.home import check_directory
 from kvfs.mark import is_owned
+from kvfs.roster import ROSTER, read_roster
 from kvfs.shell.doctor.finding import Finding, Level
 
 LOOK_DEADLINE_S = 10.0
@@ -32,6 +33,7 @@ def check_metadata(store: Path, *, is_running: bool) -> Iterator[Finding]:
     try:
         check_directory(store)
         is_member = read_belonging(store) is not None
+        directories = {store, *(known.config.path for known in read_roster(store / ROSTER))}
     except InvalidInput:
         return  # which is said of the settings or the cluster
     meta = store / "meta"
@@ -40,7 +42,7 @@ def check_metadata(store: Path, *, is_running: bool) -> Iterator[Finding]:
         yield _of_node(meta, comes)
         return
     finding = _look(meta, comes)
-    if finding is None and not is_member and _is_missing(store):
+    if finding is None and not is_member and _is_missing(store, directories):
         finding = Finding("metadata", Level.FAIL, "there are blobs without it", _next_start(comes))
     if finding is not None and is_owned(store):  # a node has just begun, and sees to it
         finding = Finding("metadata", Level.OK, "in use by a node that starts or ends")
@@ -88,12 +90,13 @@ def _next_start(comes: str) -> str:
     return f"the next start sets aside what there is of it, and {comes}"
 
 
-def _is_missing(store: Path) -> bool:
+def _is_missing(store: Path, directories: Iterable[Path]) -> bool:
     """Whether there is none, though something was stored. One that a join has set aside is not."""
     meta = store / "meta"
     if (meta / "data.mdb").exists() or (meta / JOINING).exists() or aside_of(store):
         return False
-    return (store / "blobs").is_dir() and bool(subdirectories(str(store / "blobs")))
+    places = (directory / "blobs" for directory in directories)
+    return any(place.is_dir() and subdirectories(str(place)) for place in places)
 
 
 def look(meta: Path) -> dict[str, str | None]:
