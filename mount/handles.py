@@ -209,7 +209,7 @@ class OpenFiles:
         self, make: Callable[[], Inode], flags: int, *, is_root: bool
     ) -> tuple[Opened, Inode]:
         """Make a file and open it for writing. Nothing is left when there is no room for it."""
-        stage = self._node.stage()
+        stage = self._stages.spares.take()
         try:
             inode = make()
         except BaseException:
@@ -469,6 +469,7 @@ class OpenFiles:
         """What is done beside the requests, for ever: room for files that the kernel writes,
         publications that were put off, the end of answers to opens."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stages.spares.run)
             nursery.start_soon(self._stages.through.watch)
             nursery.start_soon(self.settling.run)
             nursery.start_soon(self.reuse.run)
@@ -496,6 +497,7 @@ class OpenFiles:
             handle.version.through = None
             self._leave(handle.version, handle.is_writer, is_backed=False)
         self._handles.clear()
+        self._stages.spares.discard()
         self.backing.close()
 
 

@@ -19,6 +19,7 @@ from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes
 from mount.content import OpenBytes, write_whole
 from mount.growing import GrowingDigest
+from mount.spares import SpareStages
 from mount.states import State
 from mount.through import Through, ThroughFiles
 
@@ -83,6 +84,7 @@ class Stages:
         """`may_be_asked`: see `ThroughFiles`."""
         self._node = node
         self.through = ThroughFiles(node, may_be_asked)
+        self.spares = SpareStages(node)
         self._staged = 0  # versions that have a stage
         self._slow_until_s = 0.0
 
@@ -139,7 +141,7 @@ class Stages:
             await trio.to_thread.run_sync(os.ftruncate, version.through.stage.fd, size_bytes)
             return
         if version.stage is None and size_bytes == 0:
-            self.adopt(version, self._node.stage(), 0)
+            self.adopt(version, self.spares.take(), 0)
         stage = await self._start(version)
         self._check_length(stage, size_bytes)
         if version.size_bytes - size_bytes > _TRUNCATE_INLINE_BYTES_MAX:

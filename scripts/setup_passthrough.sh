@@ -132,7 +132,7 @@ build_pyfuse3() {
       --input="$root/$patch" ||
       cannot "$patch does not fit pyfuse3 $version" || return
   done
-  (export PATH=$work/tools/bin:$PATH CFLAGS=-g0 \
+  (export PATH=$work/tools/bin:$PATH CFLAGS="-O2 -DNDEBUG -g0" \
     SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PYFUSE3="$version+passthrough" &&
     quietly 900 "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$work/wheel" \
       "$work/pyfuse3-$version") ||

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -159,6 +160,49 @@ def test_a_stat_shows_what_was_changed_though_answers_are_kept(
     assert stat_twice().st_size == 6
     store_at(mounted.store, b"a", b"by a client")
     assert stat_twice().st_size == 11
+
+
+def test_a_directory_shows_each_change_of_a_name(mounted: MountProcess, place: Path) -> None:
+    """The mount says what its attributes are by now, and is asked no more."""
+    one, other = place / "one", place / "other"
+    one.mkdir()
+    other.mkdir()
+
+    def changes(*directories: Path, links: int) -> None:
+        for directory in directories:
+            found = os.stat(directory)
+            assert found.st_mtime_ns == found.st_ctime_ns > before, "shows an older state"
+            assert found.st_nlink == links
+
+    for act, changed, links in (
+        (lambda: (one / "a").write_bytes(b"a"), (one,), 2),
+        (lambda: os.rename(one / "a", one / "b"), (one,), 2),
+        (lambda: os.rename(one / "b", other / "b"), (one, other), 2),
+        (lambda: os.link(other / "b", one / "c"), (one,), 2),
+        (lambda: os.unlink(one / "c"), (one,), 2),
+        (lambda: os.mkfifo(one / "fifo"), (one,), 2),
+        (lambda: os.symlink("b", one / "link"), (one,), 2),
+        (lambda: os.mkdir(one / "below"), (one,), 3),
+        (lambda: os.rename(one / "below", other / "below"), (other,), 3),
+        (lambda: os.rmdir(other / "below"), (other,), 2),
+    ):
+        before = time.time_ns()
+        act()
+        changes(*changed, links=links)
+    before = time.time_ns()
+    store_at(mounted.store, b"one/d", b"by a client")
+    wait_until(lambda: os.stat(one).st_mtime_ns > before)  # the kernel is told some time soon
+
+
+def test_what_is_set_on_a_directory_is_shown_after_a_change_in_it(place: Path) -> None:
+    for number in range(3):
+        (place / f"{number}").write_bytes(b"x")
+        os.chmod(place, 0o700 + number)
+        assert os.stat(place).st_mode & 0o777 == 0o700 + number
+        os.utime(place, (number, number))
+        assert os.stat(place).st_mtime == number
+        os.chown(place, 7, number)
+        assert os.stat(place).st_gid == number
 
 
 def test_what_a_client_does_is_seen_at_once(mounted: MountProcess, place: Path) -> None:

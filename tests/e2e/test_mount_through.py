@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_a_close_publishes(mounted: MountProcess, place: Path, size_bytes: int) 
     assert stored(mounted, b"a") == data
     wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
     assert (place / "a").read_bytes() == data
-    assert os.listdir(mounted.store / "staging") == []
+    wait_until(lambda: os.listdir(mounted.store / "staging") == [])
 
 
 @pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
@@ -228,7 +229,8 @@ def test_synchronous_writes_are_on_the_disk(start_mount, by_kernel: bool) -> Non
         fd = os.open(path, mode | direct | sync | os.O_CREAT | os.O_EXCL)
         with mmap.mmap(-1, SMALL // 4096 * 4096) as data:
             assert os.write(fd, data) == len(data)
-        stage = max(staging.iterdir(), key=lambda path: int(path.suffix[1:], 16))  # the newest
+        stages = [path for path in staging.iterdir() if path.stat().st_size]
+        stage = max(stages, key=lambda path: int(path.suffix[1:], 16))  # the newest
         seen.append((sync, has_delayed_extents(stage)))
         os.close(fd)
     assert not any(is_delayed for sync, is_delayed in seen if sync)
@@ -331,7 +333,7 @@ def test_unlinked_while_it_is_written(mounted: MountProcess, place: Path, size_b
     with Client(mounted.store) as client:
         wait_until(lambda: client.status()["blobs"] == 0)
         client.gc()
-    assert os.listdir(mounted.store / "staging") == []
+    wait_until(lambda: os.listdir(mounted.store / "staging") == [])
     assert allocated_bytes(mounted.store / "blobs") < 50_000
 
 
@@ -458,3 +460,19 @@ def test_a_writer_that_outlives_the_node(start_mount, end, is_changed: bool) -> 
     except OSError as error:
         assert error.errno == errno.ENOTCONN
     assert stored(again, b"a") == (None if is_changed else data)
+
+
+def test_an_empty_file_shows_when_it_was_made_though_its_stage_was_there_before(
+    mounted: MountProcess, place: Path
+) -> None:
+    os.close(make(place / "first", b""))
+    wait_until(lambda: len(os.listdir(mounted.store / "staging")) > 2)  # made for those that follow
+    for name, flags in (("new", os.O_EXCL), ("first", os.O_TRUNC)):
+        time.sleep(0.05)
+        before = time.time_ns() - 20_000_000  # the disk's clock may be a tick behind
+        fd = os.open(place / name, os.O_WRONLY | os.O_CREAT | flags)
+        while_open = os.fstat(fd).st_mtime_ns
+        assert before <= while_open <= time.time_ns()
+        os.close(fd)
+        assert stored(mounted, name.encode()) == b""
+        assert os.stat(place / name).st_mtime_ns == while_open

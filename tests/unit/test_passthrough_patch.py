@@ -7,13 +7,20 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import trio
 
 pyfuse3 = pytest.importorskip("pyfuse3", reason="the mount's package is not installed")
 
 ROOT = Path(__file__).parents[2]
 PATCHES = tuple(f"pyfuse3-{what}.patch" for what in ("passthrough", "noflush", "wait", "reuse"))
 PINS = (ROOT / "requirements" / "main.txt").read_text()
-NAMES = {"passthrough_enabled", "get_session_fd", "withdraw_open", "reusable_opens"}
+NAMES = {
+    "passthrough_enabled",
+    "get_session_fd",
+    "withdraw_open",
+    "reusable_opens",
+    "keep_attributes",
+}
 
 
 def is_patched() -> bool:
@@ -50,7 +57,7 @@ def test_the_patches_fit_the_pinned_release_exactly(source: Path) -> None:
 
 
 def skip_what_is_older() -> None:
-    if is_patched() and not hasattr(pyfuse3, "withdraw_open"):
+    if is_patched() and not hasattr(pyfuse3, "keep_attributes"):
         pytest.skip(
             "pyfuse3 was built before the last patch: scripts/setup passthrough does it anew"
         )
@@ -84,3 +91,13 @@ def test_the_patched_one_does_nothing_unless_asked() -> None:
         pyfuse3.withdraw_open(1)
     with pytest.raises(RuntimeError, match="init"):
         pyfuse3.get_session_fd()
+
+
+def test_the_descriptor_on_which_trio_waits_is_where_the_patch_looks() -> None:
+    """It has no public name: with another trio, requests are waited for as before."""
+
+    async def find() -> int:
+        runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        return runner.io_manager._epoll.fileno()  # type: ignore[attr-defined, no-any-return]
+
+    assert trio.run(find) >= 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocked
 
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB
@@ -257,6 +257,25 @@ def test_steps_that_find_nothing_yet_give_everyone_a_turn(bench: Bench) -> None:
     trio.run(make_room)
     assert len(bench.evicted) > 20
     assert turns >= 20
+
+
+def test_room_that_is_there_is_given_at_once_but_past_nobody_who_waits(bench: Bench) -> None:
+    async def check() -> None:
+        with assert_no_checkpoints():
+            await bench.reclaim.make_room(0, MIB // 2)
+        has_room = trio.Event()
+
+        async def ask() -> None:
+            await bench.reclaim.make_room(0, MIB // 2)
+            has_room.set()
+
+        async with trio.open_nursery() as nursery, bench.reclaim._lock:  # as who makes room has
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            assert not has_room.is_set()
+        assert has_room.is_set()
+
+    trio.run(check)
 
 
 def test_nothing_is_released_where_there_is_room(bench: Bench) -> None:
