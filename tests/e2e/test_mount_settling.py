@@ -72,7 +72,7 @@ def test_the_mount_shows_it_before_and_after(mounted: MountProcess, place: Path)
     assert before.st_size == LARGE
     assert (place / "a").read_bytes() == data
     wait_settled(mounted)
-    assert staged(mounted) == []
+    wait_until(lambda: staged(mounted) == [])
     after = os.stat(place / "a")
     for kind in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_mode", "st_nlink"):
         assert getattr(after, kind) == getattr(before, kind), kind
