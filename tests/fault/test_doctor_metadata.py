@@ -156,6 +156,10 @@ def test_metadata_that_a_node_has_open_is_left_alone(start_node: StartNode, stor
     assert (ran.returncode, finding["level"]) == (1, "fail")
     assert "restart the node" in finding["advice"]
     (store / "meta" / "distrusted").unlink()
+    (store / "meta" / "data.mdb").rename(store / "aside")
+    finding = metadata_finding(store)
+    assert (finding["level"], finding["found"]) == ("fail", "data.mdb was removed under its node")
+    (store / "aside").rename(store / "meta" / "data.mdb")
     node.stop()
 
 

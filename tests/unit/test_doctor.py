@@ -1,6 +1,7 @@
 """The doctor's findings from what a machine says."""
 
 import errno
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -163,6 +164,42 @@ def test_staging_that_cannot_be_looked_at_is_told(store: Path, damage: str) -> N
         (store / "staging").rename(store / "aside")
         (store / "staging").touch()
     assert check_staging(store, is_running=False).level is Level.FAIL
+
+
+@pytest.mark.parametrize("gone", ["staging", "blobs", "quarantine"])
+def test_a_directory_that_was_removed_under_its_node_is_told(store: Path, gone: str) -> None:
+    for part in ("blobs", "quarantine"):
+        (store / part).mkdir()
+    mark = os.open(store / "store.json", os.O_RDONLY)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX)  # as a node has it
+        assert "directories" not in levels(check_store(store))
+        (store / gone).rmdir()
+        finding = next(f for f in check_store(store) if f.check == "directories")
+        assert finding.level is Level.FAIL
+        assert finding.found == f"{gone}: removed under a running node"
+    finally:
+        os.close(mark)
+    assert "directories" not in levels(check_store(store))  # the next start makes it
+
+
+@pytest.mark.parametrize("is_left_over", [True, False])
+def test_a_node_that_no_client_reaches_is_not_called_stopped(
+    store: Path, is_left_over: bool
+) -> None:
+    if is_left_over:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(store / "node.sock"))
+    (store / "staging" / "a.b.1").touch()
+    mark = os.open(store / "store.json", os.O_RDONLY)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        found = {finding.check: finding for finding in check_store(store)}
+    finally:
+        os.close(mark)
+    assert found["node"].level is Level.WARN
+    assert "no client reaches it" in found["node"].found
+    assert found["staging"].found == "1 file"  # not what gc may remove
 
 
 def test_a_socket_that_nobody_listens_on_is_left_over(store: Path) -> None:

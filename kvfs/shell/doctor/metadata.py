@@ -54,6 +54,9 @@ def _of_node(meta: Path, comes: str) -> Finding:
     if (meta / "distrusted").exists():
         advice = f"restart the node, which sets it aside and {comes}"
         return Finding("metadata", Level.FAIL, "its node has met a damaged page", advice)
+    if not (meta / "data.mdb").exists():
+        advice = f"read what you still need, then restart the node, which {comes}"
+        return Finding("metadata", Level.FAIL, "data.mdb was removed under its node", advice)
     return Finding("metadata", Level.OK, "in use by its node")
 
 

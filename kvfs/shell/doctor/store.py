@@ -9,6 +9,7 @@ from kvfs.blobs import is_own
 from kvfs.errors import InvalidInput
 from kvfs.home import (
     FILE_KINDS,
+    PARTS,
     STORE_MARK,
     check_directory,
     file_system_of,
@@ -16,7 +17,7 @@ from kvfs.home import (
     is_store,
     refuse_part,
 )
-from kvfs.mark import read_mark
+from kvfs.mark import is_owned, read_mark
 from kvfs.names import escape
 from kvfs.roster import ROSTER, read_roster
 from kvfs.settings.load import load_config_of_store
@@ -68,7 +69,10 @@ def check_store(store: Path) -> Iterator[Finding]:
     if joined is not None:
         yield from go_on("peers", check_peers(store, joined, is_running=is_running))
     yield from go_on("metadata", check_metadata(store, is_running=is_running))
-    yield check_staging(store, is_running)
+    is_held = is_running or is_owned(store)
+    if is_held:
+        yield from check_parts(store)
+    yield check_staging(store, is_running=is_held)
 
 
 def _check_disk(store: Path) -> Iterator[Finding]:
@@ -91,6 +95,15 @@ def check_configuration(store: Path) -> Finding:
     return Finding("settings", Level.OK, "can be followed")
 
 
+def check_parts(store: Path) -> Iterator[Finding]:
+    """What a node made when it began, and somebody took away since: nothing can be stored then."""
+    gone = [part for part in PARTS if not os.path.lexists(store / part)]
+    if gone:
+        found = f"{', '.join(gone)}: removed under a running node"
+        advice = "stop the node and start it again, which makes them"
+        yield Finding("directories", Level.FAIL, found, advice)
+
+
 def check_staging(store: Path, is_running: bool) -> Finding:
     """Files that writers left; those of a running node may be on their way. What no node makes is
     named."""
@@ -101,7 +114,7 @@ def check_staging(store: Path, is_running: bool) -> Finding:
         store_id = read_mark(store) if names else ""
         foreign = [item for item in names if not is_own(item, store_id)]
     except FileNotFoundError:
-        names, foreign = [], []
+        return Finding("staging", Level.OK, "none")
     except InvalidInput as error:
         return Finding("staging", Level.FAIL, str(error), "no node starts before this is mended")
     except OSError as error:
