@@ -93,11 +93,16 @@ def test_the_patched_one_does_nothing_unless_asked() -> None:
         pyfuse3.get_session_fd()
 
 
-def test_the_descriptor_on_which_trio_waits_is_where_the_patch_looks() -> None:
-    """It has no public name: with another trio, requests are waited for as before."""
+def test_what_trio_has_to_do_is_where_the_patch_looks() -> None:
+    """It has no public names: with another trio, requests are waited for as before."""
 
-    async def find() -> int:
+    async def find() -> tuple[int, int, float]:
         runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
-        return runner.io_manager._epoll.fileno()  # type: ignore[attr-defined, no-any-return]
+        events_fd = runner.io_manager._epoll.fileno()  # type: ignore[attr-defined]
+        left_s = runner.deadlines.next_deadline() - runner.clock.current_time()
+        return events_fd, len(runner.runq), left_s
 
-    assert trio.run(find) >= 0
+    events_fd, runnable, left_s = trio.run(find)
+    assert events_fd >= 0
+    assert runnable == 0
+    assert left_s > 0
