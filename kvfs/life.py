@@ -60,7 +60,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             undo_join(config.home)  # of a start that was killed
             if config.cluster is None:
                 settle_alone(config.home)
-            trust = Trust(meta)
+            trust = _trust(meta)
             reason = trust.distrust
             if config.cluster is not None and reason is None:
                 refuse_to_join(str(config.home), directories, read_belonging(config.home))
@@ -137,6 +137,14 @@ def _needs_room(home: Path) -> Iterator[None]:
         raise OutOfSpace(
             f"{escape(os.fsencode(home))}: its disk is full, so that no node can start; free 1 MiB"
         ) from error
+
+
+def _trust(meta: Path) -> Trust:
+    try:
+        return Trust(meta)
+    except OSError as error:
+        subject = error.filename or meta
+        raise Unavailable(f"{subject}: the metadata cannot be read: {error.strerror}") from error
 
 
 def _open_engine(config: Config, meta: Path, belonging: Belonging | None) -> LmdbEngine:

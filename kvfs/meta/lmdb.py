@@ -51,6 +51,9 @@ _LOCK_BYTES = 2 * PAGE_BYTES
 _PAGE_SIZE = struct.Struct("=I")
 _PAGE_SIZE_AT = 40  # in LMDB's first page: behind its header, magic, version, address, map size
 _PAGE_SIZES = frozenset(PAGE_BYTES << shift for shift in range(5))  # that LMDB may have
+# What says of this process, and not of the file, that it cannot be opened: a limit on its address
+# space (`ulimit -v`) leaves no room for the map.
+_NOT_OF_THE_FILE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM})
 DISTRUST_MARK = "distrusted"  # in the database's directory, once a damaged page was met
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 # A read says BadTxnError after the first of those; a write, after whatever ended it.
@@ -264,6 +267,8 @@ def find_damage(directory: Path) -> str | None:
     except lmdb.NotFoundError:
         return None  # a table is missing: another version, about which `open` says more
     except lmdb.Error as error:
+        if error.code in _NOT_OF_THE_FILE:
+            raise OSError(error.code, os.strerror(error.code), str(file)) from error
         return f"{file} is damaged ({error})"
     return None
 

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +184,22 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
         find_damage(tmp_path / "meta")
     assert look(tmp_path / "meta")["distrust"] is None
     assert str(look(tmp_path / "meta")["unreadable"]).startswith(f"{file}: ")
+
+
+def test_metadata_without_room_in_the_address_space_is_kept(
+    start_node: StartNode, store: Path
+) -> None:
+    """A start in a batch job that has such a limit took it for damaged, and lost all names but
+    those of chunk files."""
+    limited = 'ulimit -v 8000000 && exec "$@"'
+    command = [sys.executable, "-m", "kvfs", "serve", "--store", str(store)]
+    ran = subprocess.run(
+        ["bash", "-c", limited, "-", *command], capture_output=True, text=True, timeout=30
+    )
+    assert ran.returncode == 2, ran.stdout
+    assert "the metadata cannot be read: Cannot allocate memory" in ran.stderr
+    assert not (store / "meta" / "data.mdb.distrusted").exists()
+    assert metadata_finding(store)["level"] == "ok"
+    start_node(store=store)
+    with Client(store) as client:
+        assert client.lookup([b"plain"]) != [None]

@@ -83,7 +83,8 @@ def _look(meta: Path, comes: str) -> Finding | None:
         return None  # LMDB is not there, or not whole, which is said of the packages
     said: dict[str, Any] = json.loads(ran.stdout)
     if said["unreadable"]:
-        return Finding("metadata", Level.FAIL, said["unreadable"], "run as the store's owner")
+        advice = "run as the store's owner, with no limit on the address space (`ulimit -v`)"
+        return Finding("metadata", Level.FAIL, said["unreadable"], advice)
     if said["distrust"]:
         return Finding("metadata", Level.FAIL, said["distrust"], _next_start(comes))
     return None
