@@ -189,7 +189,9 @@ class Stages:
     async def publish(self, version: Version) -> bool:
         """Publish the stage if it has news and the file a name; whether it did."""
         if version.through is not None:
-            published = await self.through.publish(version.through, version.ino)
+            published = await self.through.publish(
+                version.through, version.ino, lambda: version.writers > 1
+            )
             if published is not None:
                 version.digest = published.digest
             return published is not None

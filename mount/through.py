@@ -9,7 +9,8 @@ file that finds no room is told so by close, so a store with little room does wi
 Who closes may have another descriptor (a shell's redirection has), and write after the close:
 
 - A small file is published as a copy. The stage stays the writer's own until the last release.
-- A large one is published as it is. Until the last release its blob is open (`kvfs.open_blobs`).
+- A large one is published as it is, but for one that others have open for writing as well while
+  Python serves a file (see below). Until the last release its blob is open (`kvfs.open_blobs`).
   If it changed by then, what it holds is published as a copy, and the old blob goes with its name.
 - A file that somebody opens for reading and writing as well may be mapped, and a mapping outlives
   the last release: it is published as a copy, always. What is stored into such a mapping after the
@@ -18,8 +19,10 @@ Who closes may have another descriptor (a shell's redirection has), and write af
 Whatever takes the lock of a stage's file (a link, an unlink, a write, a change of its mode or
 length) waits for a write of the kernel's that is under way, and that may wait for this process:
 what it writes may be mapped from a file of the same mount that Python serves. So all that is done
-in threads, but for the link of a close while Python serves no file (a thread takes 0.15 ms), the
-rename that makes the file a blob (`docs/concurrency.md`), and what comes after the last release.
+in threads, but for what is done while Python serves no file (the link of a close: a thread takes
+0.15 ms) or nobody else has the stage open for writing (the rename that makes it a blob), and what
+comes after the last release. Who closes may have another descriptor of the same open, which nobody
+sees: see `docs/concurrency.md`.
 
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.
@@ -178,9 +181,12 @@ class ThroughFiles:
         inode = self._node.meta.inode(ino)
         return inode if inode is not None and inode.nlink > 0 else None
 
-    async def publish(self, through: Through, ino: int) -> Inode | None:
+    async def publish(
+        self, through: Through, ino: int, is_shared: Callable[[], bool]
+    ) -> Inode | None:
         """Publish what a file holds, if that is new and the file has a name; the inode then.
-        Raises `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
+        `is_shared` tells whether others than who closes have it open for writing. Raises
+        `OutOfSpace`, ENOSPC and EFBIG, which only a close can tell of."""
         if self._named(ino) is None or not through.is_changed:
             return None
         before = through.mark()
@@ -188,7 +194,7 @@ class ThroughFiles:
         self._check_length(through.stage, before[0])
         published = None
         if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
-            published = await self._publish_itself(through, before, ino, mtime_ns)
+            published = await self._publish_itself(through, before, ino, mtime_ns, is_shared)
         if published is None:
             published = await self._publish_copy(through.stage.fd, before, ino, mtime_ns)
         through.published = before
@@ -203,16 +209,22 @@ class ThroughFiles:
             raise NamespaceError(errno.ENOSPC if is_full else errno.EFBIG)
 
     async def _publish_itself(
-        self, through: Through, before: Mark, ino: int, mtime_ns: int
+        self,
+        through: Through,
+        before: Mark,
+        ino: int,
+        mtime_ns: int,
+        is_shared: Callable[[], bool],
     ) -> Inode | None:
-        """Make the stage's file the blob; None when somebody writes at this moment."""
+        """Make the stage's file the blob; None when somebody writes at this moment, or may begin to
+        and keep the rename waiting for ever."""
         stage = through.stage
         await self._node.reserve(stage, allocated_bytes(os.fstat(stage.fd)))
         digest = await self._digest(stage, before[0], is_awaited=through.kept is None)
         if self._node.config.fsync:
             await trio.to_thread.run_sync(os.fsync, stage.fd, abandon_on_cancel=True)
         # Nothing is awaited from here on: the rename would wait for a write that has begun since.
-        if through.mark() != before:
+        if through.mark() != before or (is_shared() and self._may_be_asked()):
             return None
         try:
             published = await self._node.publish_stage(
@@ -274,7 +286,7 @@ class ThroughFiles:
         if not through.is_mapped:
             through.is_mapped = True
             if through.stage.adopted_as:
-                await self.publish(through, ino)
+                await self.publish(through, ino, lambda: True)
 
     def end(self, through: Through) -> None:
         """Nobody writes to the file any more. Its descriptor stays the version's."""

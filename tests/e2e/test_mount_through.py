@@ -476,3 +476,22 @@ def test_an_empty_file_shows_when_it_was_made_though_its_stage_was_there_before(
         os.close(fd)
         assert stored(mounted, name.encode()) == b""
         assert os.stat(place / name).st_mtime_ns == while_open
+
+
+def test_a_file_that_others_write_to_is_not_renamed_while_they_may_wait_for_the_mount(
+    mounted: MountProcess, place: Path
+) -> None:
+    """It is published as a copy then: the stage stays where it is."""
+    other = os.open(place / "other", os.O_RDWR | os.O_CREAT)  # Python serves it
+    data = os.urandom(LARGE)
+    first = make(place / "a", data)
+    second = os.open(place / "a", os.O_WRONLY)
+    os.close(first)
+    assert stored(mounted, b"a") == data
+    held = {path.stat().st_size for path in (mounted.store / "staging").iterdir()}
+    assert LARGE in held
+    os.close(other)
+    os.pwrite(second, b"more", LARGE)
+    os.close(second)
+    assert stored(mounted, b"a") == data + b"more"
+    wait_until(lambda: os.listdir(mounted.store / "staging") == [])
