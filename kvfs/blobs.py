@@ -12,7 +12,7 @@ import os
 import time
 
 from kvfs.blob_files import BlobFiles, Foreign, remove_name, subdirectories
-from kvfs.config import DISK_FIGURES_S, PAGE_BYTES, QUARANTINE_BYTES_MAX
+from kvfs.config import DISK_FIGURES_S, FREE_INODES, PAGE_BYTES, QUARANTINE_BYTES_MAX
 from kvfs.errors import InvalidInput, OwnedElsewhere
 from kvfs.home import PARTS, STORE_MARK, check_directory
 from kvfs.mark import make_mark, read_mark
@@ -86,6 +86,12 @@ class BlobDirectory(BlobFiles):
 
     def free_bytes(self) -> int:
         return self._disk_now().f_bavail * self._disk.f_frsize
+
+    def missing_inodes(self) -> int:
+        """How many the disk lacks of those that stay free for staging files and directories: 5% of
+        all, at most `FREE_INODES`. 0 where the file system does not count them."""
+        disk = self._disk_now()
+        return max(0, min(FREE_INODES, disk.f_files // 20) - disk.f_favail)
 
     def _disk_now(self) -> os.statvfs_result:
         now_s = time.monotonic()

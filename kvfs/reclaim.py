@@ -76,7 +76,7 @@ class Reclaim:
 
     async def make_room(self, index: int, extra_bytes: int) -> None:
         """Return when a directory has room for so many bytes more. Raises `OutOfSpace`."""
-        if not self._lock.locked() and extra_bytes <= self._space.room_bytes(index):
+        if not self._lock.locked() and self._space.short_bytes(index, extra_bytes) <= 0:
             return  # at once: a lock that is taken costs a turn of the scheduler
         if not self._space.fits_ever(index, extra_bytes):
             raise OutOfSpace(
@@ -86,7 +86,7 @@ class Reclaim:
             with trio.move_on_after(SETTLE_ROOM_S):  # who asks may be what it waits for
                 await self._settle()
         async with self._lock:
-            if extra_bytes > self._space.room_bytes(index):
+            if self._space.short_bytes(index, extra_bytes) > 0:
                 self._release_spare()
             if not self._may_have(index, extra_bytes):
                 raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
@@ -94,13 +94,13 @@ class Reclaim:
 
     def _may_have(self, index: int, extra_bytes: int) -> bool:
         space = self._space
-        return extra_bytes <= space.room_bytes(index) + space.evictable_bytes(index)
+        return space.short_bytes(index, extra_bytes) <= space.evictable_bytes(index)
 
     async def _evict_for(self, index: int, extra_bytes: int) -> None:
         """Evict until there is room. Rounds over all files in short steps: one in which nothing
         went is the last."""
         until_ns, has_evicted = self._meta.newest_used_ns(), False
-        while (short_bytes := extra_bytes - self._space.room_bytes(index)) > 0:
+        while (short_bytes := self._space.short_bytes(index, extra_bytes)) > 0:
             if self._space.trash_bytes(index):
                 await self._wait_removed()
                 continue

@@ -1,6 +1,7 @@
 """How much room each store directory has: what lies there, what is being written, what is going.
 
-The sum of these never exceeds `max_bytes`, and `min_free` of the file system stays free.
+The sum of these never exceeds `max_bytes`, and `min_free` of the file system stays free, as do some
+of its inodes.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import FILES_MAX
+from kvfs.config import FILES_MAX, PAGE_BYTES
 from kvfs.meta.contract import Usage
 from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes
@@ -97,6 +98,18 @@ class Space:
         limit = directory.limit_bytes()
         return room if limit is None else min(room, limit - self.used_bytes(index))
 
+    def short_bytes(self, index: int, extra_bytes: int) -> int:
+        """How much has to go before so much more fits, and the disk has inodes for it: each that is
+        missing counts as a blob of the mean size. At most 0: nothing."""
+        short = extra_bytes - self.room_bytes(index)
+        directory = self._directories[index]
+        missing = 0 if directory is None else directory.missing_inodes()
+        return max(short, missing * self._mean_blob_bytes()) if missing else short
+
+    def _mean_blob_bytes(self) -> int:
+        usage = self._usage()
+        return max(PAGE_BYTES, sum(usage.allocated_bytes) // max(1, usage.blobs))
+
     def evictable_bytes(self, index: int) -> int:
         """How much more room there is when everything that is stored has gone."""
         allocated = self._usage().allocated_bytes
@@ -120,7 +133,7 @@ class Space:
         return min(candidates, key=lambda index: self._busyness(index, size_bytes))
 
     def _busyness(self, index: int, size_bytes: int) -> tuple[bool, int, int]:
-        has_no_room = self.room_bytes(index) < size_bytes
+        has_no_room = self.short_bytes(index, size_bytes) > 0
         return has_no_room, len(self._loads[index].stages), self.used_bytes(index)
 
     def begin_stage(self, stage: Stage) -> None:

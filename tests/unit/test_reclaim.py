@@ -364,3 +364,45 @@ def test_the_end_of_a_large_file_comes_at_leisure(bench: Bench) -> None:
 
 def is_open(fd: int) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize(
+    ("free_at_first", "evicts"),
+    [(48, 2), (49, 1), (50, 0), (0, None)],  # None: all that is stored would not do, so it stays
+)
+def test_room_is_made_where_the_disk_runs_out_of_inodes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, free_at_first: int, evicts: int | None
+) -> None:
+    look = os.statvfs
+
+    def few_inodes(path: str) -> os.statvfs_result:
+        fields = list(look(path))
+        gone = len(DIGESTS) - sum(file.is_file() for file in bench.directory.path.rglob("?" * 32))
+        fields[5:8] = [1000, free_at_first + gone, free_at_first + gone]  # 5%: 50 stay free
+        return os.statvfs_result(fields)
+
+    async def make_room() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.reclaim.remove_always)
+            if evicts is None:
+                with pytest.raises(OutOfSpace):
+                    await bench.reclaim.make_room(0, 1)
+            else:
+                await bench.reclaim.make_room(0, 1)
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr(os, "statvfs", few_inodes)
+    bench.directory.note_freed()
+    trio.run(make_room)
+    assert len(bench.evicted) == (evicts or 0)
+
+
+def test_a_file_system_that_counts_no_inodes_has_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = os.statvfs
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: os.statvfs_result([*look(path)[:5], 0, 0, 0, *look(path)[8:]])
+    )
+    bench.directory.note_freed()
+    assert bench.space.room_bytes(0) > 0
