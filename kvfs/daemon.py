@@ -169,6 +169,15 @@ def log_to(log: Path | None, *, echo: bool) -> None:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """What ends a node in good order: the end of its terminal as well, unless that is ignored, as
+    nohup has it."""
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    return ends
+
+
 def settle_memory() -> None:
     """Keep all that is loaded out of Python's garbage collections from now on: it stays anyway, and
     looking through it holds an event loop for tens of milliseconds."""

@@ -5,7 +5,7 @@ import signal
 
 import trio
 
-from kvfs.daemon import settle_memory
+from kvfs.daemon import ending_signals, settle_memory
 from kvfs.errors import KvfsError, first_of
 from kvfs.life import running
 from kvfs.node import Node
@@ -35,7 +35,7 @@ async def _serve(config: Config) -> None:
     async with running(config) as node:
         if config.idle_exit_s is None:  # else a client started it, whose supervisor it is not for
             tell_supervisor("READY=1")
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*ending_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 if config.idle_exit_s is not None:
                     nursery.start_soon(_wait_idle, node, config.idle_exit_s, nursery.cancel_scope)

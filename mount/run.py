@@ -20,6 +20,7 @@ import trio
 
 from kvfs.config import MOUNT_START_DEADLINE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.daemon import (
+    ending_signals,
     log_to,
     settle_memory,
     start_in_background,
@@ -198,9 +199,9 @@ async def serve_mount(
     decode: Decode | None = None,
     on_ready: Callable[[str], None] = lambda note: None,
 ) -> None:
-    """Own a store and show it at a mount point until SIGTERM, SIGINT or an unmount. `on_ready` gets
-    what a person should know of it, mostly nothing."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Own a store and show it at a mount point until one of `ending_signals` or an unmount.
+    `on_ready` gets what a person should know of it, mostly nothing."""
+    with trio.open_signal_receiver(*ending_signals()) as signals:
         try:
             async with running(config) as node:
                 operations = Operations(

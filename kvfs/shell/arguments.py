@@ -164,7 +164,7 @@ def _add_running(commands: Commands) -> None:
         commands,
         "serve",
         "serve a store without a mount",
-        "Runs until SIGTERM or SIGINT. Commands and engines start one by themselves when needed.",
+        "Runs until SIGTERM, SIGINT or SIGHUP. Commands and engines start one when they need it.",
     )
     _add_node(parser)
     parser.add_argument(

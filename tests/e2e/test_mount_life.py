@@ -236,6 +236,31 @@ def test_sigterm_takes_the_mount_down_and_drops_what_is_half(where: Path, tmp_pa
     assert not any((tmp_path / "store" / "staging").iterdir())
 
 
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_the_end_of_its_terminal_takes_a_mount_down_unless_that_is_ignored(
+    where: Path, tmp_path: Path, is_ignored: bool
+) -> None:
+    options = ["--foreground", "--store", tmp_path / "store"]
+    words = [sys.executable, "-m", "kvfs", "mount", where, *options]
+    prefix = ["nohup"] if is_ignored else []
+    with (
+        open(tmp_path / "log", "wb") as log,
+        subprocess.Popen(
+            [*prefix, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        ) as own,
+    ):
+        wait_until(lambda: is_mounted(where) and probe(where) == 0)
+        (where / "a").write_bytes(b"data")
+        own.send_signal(signal.SIGHUP)
+        if is_ignored:
+            assert (where / "a").read_bytes() == b"data"
+            own.send_signal(signal.SIGTERM)
+        assert own.wait(30) == 0
+    said = (tmp_path / "log").read_text()
+    assert ("SIGHUP: stopping" in said, "SIGTERM: stopping" in said) == (not is_ignored, is_ignored)
+    assert not is_mounted(where)
+
+
 def test_plain_umount_ends_the_process(where: Path, tmp_path: Path) -> None:
     pid = mount_at(where, tmp_path / "store")
     subprocess.run(["umount", where], check=True)
