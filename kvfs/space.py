@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import FILES_MAX, PAGE_BYTES
+from kvfs.config import FILES_MAX, PAGE_BYTES, whole_pages
 from kvfs.meta.contract import Usage
 from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes
@@ -154,6 +154,24 @@ class Space:
         stage.reserved_bytes += size_bytes
         self._loads[stage.directory].reserved_bytes += size_bytes
 
+    def fit(self, stage: Stage, size_bytes: int) -> None:
+        """Give back what a stage has reserved beyond what it takes, since it is written."""
+        spare_bytes = stage.reserved_bytes - whole_pages(size_bytes)
+        load = self._loads[stage.directory]
+        if spare_bytes > 0 and stage in load.stages:
+            stage.reserved_bytes -= spare_bytes
+            load.reserved_bytes -= spare_bytes
+            self._count_on_disk(stage, min(stage.on_disk_bytes, stage.reserved_bytes))
+
+    def note_cut(self, stage: Stage) -> None:
+        """A stage may take less than it did, and grow again."""
+        if stage in self._loads[stage.directory].stages:
+            self._count_on_disk(stage, 0)
+
+    def _count_on_disk(self, stage: Stage, size_bytes: int) -> None:
+        self._loads[stage.directory].on_disk_bytes += size_bytes - stage.on_disk_bytes
+        stage.on_disk_bytes = size_bytes
+
     def begin_trash(self, index: int, size_bytes: int) -> None:
         self._loads[index].trash_bytes += size_bytes
 
@@ -171,7 +189,7 @@ def _unwritten_bytes(load: _Load, disk_seen_s: float) -> int:
     if load.looked_s != disk_seen_s:
         load.looked_s, load.on_disk_bytes = disk_seen_s, 0
         for stage in load.stages:
-            if stage.reserved_bytes and stage.fd >= 0:
+            if stage.on_disk_bytes < stage.reserved_bytes and stage.fd >= 0:
                 taken = allocated_bytes(os.fstat(stage.fd))
                 stage.on_disk_bytes = min(stage.reserved_bytes, taken)
             load.on_disk_bytes += stage.on_disk_bytes

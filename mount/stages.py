@@ -139,6 +139,7 @@ class Stages:
             self._check_length(version.through.stage, size_bytes)
             # In a thread: it waits for a write that is under way.
             await trio.to_thread.run_sync(os.ftruncate, version.through.stage.fd, size_bytes)
+            self._node.space.note_cut(version.through.stage)
             return
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self.spares.take(), 0)
@@ -148,6 +149,7 @@ class Stages:
             await trio.to_thread.run_sync(os.ftruncate, stage.fd, size_bytes)
         else:
             os.ftruncate(stage.fd, size_bytes)
+        self._node.space.note_cut(stage)
         version.size_bytes = size_bytes
         version.mtime_ns = self._node.now_ns()
         version.is_dirty = True

@@ -147,6 +147,7 @@ class ThroughFiles:
             return None
         self._check_length(stage, size_bytes)
         await self._node.reserve(stage, allocated_bytes(status))
+        self._node.space.fit(stage, allocated_bytes(status))
         inode = self._named(ino)
         if inode is None:  # it was removed meanwhile
             return None

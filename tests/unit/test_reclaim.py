@@ -237,6 +237,43 @@ def test_what_is_written_counts_once_where_the_disk_limits(tmp_path: Path) -> No
     directory.close()
 
 
+def test_a_stage_that_is_written_is_looked_at_no_more_until_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = BlobDirectory.open(DirectoryConfig(tmp_path, max_bytes=None, min_free=0))
+    space = Space([directory], lambda: Usage(0, 0, 0, (0,)), tmp_path / "none")
+    staged = directory.stage()
+    stage = Stage(0, staged.name, staged.fd)
+    space.begin_stage(stage)
+    space.reserve(stage, 60 * MIB)
+    os.posix_fallocate(stage.fd, 0, 10 * MIB)
+    looks: list[int] = []
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: looks.append(fd) or fstat(fd))
+
+    def unwritten() -> int:
+        directory.disk_seen_s += 1
+        return directory.free_bytes() - directory.min_free_bytes() - space.room_bytes(0)
+
+    assert unwritten() == 50 * MIB
+    space.fit(stage, 10 * MIB)
+    assert stage.reserved_bytes == 10 * MIB
+    assert unwritten() == 0
+    looks.clear()
+    assert unwritten() == 0
+    assert not looks
+    os.ftruncate(stage.fd, 0)
+    space.note_cut(stage)
+    assert unwritten() == 10 * MIB
+    assert looks
+    space.end_stage(stage)
+    for late in (space.note_cut, lambda stage: space.fit(stage, 0)):
+        late(stage)  # by who waited meanwhile
+        assert unwritten() == 0
+    os.close(stage.fd)
+    directory.close()
+
+
 def test_steps_that_find_nothing_yet_give_everyone_a_turn(bench: Bench) -> None:
     turns = 0
 
