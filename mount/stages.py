@@ -26,7 +26,7 @@ from mount.through import Through, ThroughFiles
 log = logging.getLogger(__name__)
 
 _WRITE_INLINE_BYTES_MAX = 256 * 1024
-_LONE_WRITE_INLINE_BYTES_MAX = MIB  # while one file is written
+_LONE_WRITE_INLINE_BYTES_MAX = MIB  # while one file is written, or without a digest
 _TRUNCATE_INLINE_BYTES_MAX = 4 * MIB
 _SLOW_WRITE_S = 0.005
 _SLOW_DISK_S = 1.0  # for so long after a slow write, all are done in threads
@@ -113,7 +113,7 @@ class Stages:
         begin_s = trio.current_time()
         arguments = stage.fd, data, offset, version.growing
         may_wait_for_us = version.through is not None and version.writers > 1  # see `mount.through`
-        is_large = len(data) > self._inline_bytes_max()
+        is_large = len(data) > self._inline_bytes_max(is_hashed=version.growing is not None)
         try:
             if is_large or may_wait_for_us or begin_s < self._slow_until_s:
                 await trio.to_thread.run_sync(_write, *arguments)
@@ -128,10 +128,11 @@ class Stages:
         if end_s - begin_s > _SLOW_WRITE_S:  # too much waits for the disk already
             self._slow_until_s = end_s + _SLOW_DISK_S
 
-    def _inline_bytes_max(self) -> int:
-        """How much is written in the mount's own thread. Another costs a lone writer time, and
-        gives several of them a core each."""
-        return _LONE_WRITE_INLINE_BYTES_MAX if self._staged == 1 else _WRITE_INLINE_BYTES_MAX
+    def _inline_bytes_max(self, *, is_hashed: bool) -> int:
+        """How much is written in the mount's own thread. Another costs who writes time; where bytes
+        are hashed as well, it gives several writers a core each."""
+        is_lone = self._staged == 1 or not is_hashed
+        return _LONE_WRITE_INLINE_BYTES_MAX if is_lone else _WRITE_INLINE_BYTES_MAX
 
     async def truncate(self, version: Version, size_bytes: int) -> None:
         """Set a size. Growing makes a hole."""
