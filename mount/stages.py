@@ -25,8 +25,8 @@ from mount.through import Through, ThroughFiles
 
 log = logging.getLogger(__name__)
 
-_WRITE_INLINE_BYTES_MAX = 256 * 1024
-_LONE_WRITE_INLINE_BYTES_MAX = MIB  # while one file is written, or without a digest
+_HASHED_INLINE_BYTES_MAX = 256 * 1024  # while several files are written
+_WRITE_INLINE_BYTES_MAX = MIB
 _TRUNCATE_INLINE_BYTES_MAX = 4 * MIB
 _SLOW_WRITE_S = 0.005
 _SLOW_DISK_S = 1.0  # for so long after a slow write, all are done in threads
@@ -131,8 +131,8 @@ class Stages:
     def _inline_bytes_max(self, *, is_hashed: bool) -> int:
         """How much is written in the mount's own thread. Another costs who writes time; where bytes
         are hashed as well, it gives several writers a core each."""
-        is_lone = self._staged == 1 or not is_hashed
-        return _LONE_WRITE_INLINE_BYTES_MAX if is_lone else _WRITE_INLINE_BYTES_MAX
+        is_one_of_several = is_hashed and self._staged > 1
+        return _HASHED_INLINE_BYTES_MAX if is_one_of_several else _WRITE_INLINE_BYTES_MAX
 
     async def truncate(self, version: Version, size_bytes: int) -> None:
         """Set a size. Growing makes a hole."""

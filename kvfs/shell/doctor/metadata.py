@@ -79,8 +79,10 @@ def _look(meta: Path, comes: str) -> Finding | None:
         advice = f"move {meta}/data.mdb away, so that a start does not end by it but {comes}"
         found = f"{meta}/data.mdb is damaged: who reads it is ended by signal {-ran.returncode}"
         return Finding("metadata", Level.FAIL, found, advice)
-    if ran.returncode > 0:
-        return None  # LMDB is not there, or not whole, which is said of the packages
+    if ran.returncode > 0:  # LMDB may be missing, which is said of the packages as well
+        last = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        found = f"nobody could look at it: {last or f'exit {ran.returncode}'}"
+        return Finding("metadata", Level.WARN, found, "see what is said of the packages")
     said: dict[str, Any] = json.loads(ran.stdout)
     if said["unreadable"]:
         advice = "run as the store's owner, with no limit on the address space (`ulimit -v`)"
