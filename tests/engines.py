@@ -86,7 +86,8 @@ class EngineProcess:
                     "OMP_NUM_THREADS": "1",
                     **(environment or {}),
                 },
-                start_new_session=True,
+                # Not in a session of its own: Linux 6.18 was seen to give all processors to the
+                # session of two ranks, which poll, and none to its node, ten seconds and more.
             )
         os.close(write_end)
         self._replies = os.fdopen(read_end, "rb", buffering=0)

@@ -41,6 +41,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site.node.close()
 
 
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """A site of one test."""
+    site = Site(tmp_path)
+    yield site
+    site.node.close()
+
+
 @pytest.fixture(scope="module")
 def start_engine(
     vllm_python: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from kvfs.names import parse_chunk_path, parse_key
 from kvfs.shell.configs import vllm_command
 from scripts.engine_rig import SMALL_CPU_OPTIONS, Server, ask, free_port
 from tests.engines import Site, StartEngine, prompt_of
-from tests.processes import NodeProcess, wait_until
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.timeout(1500)  # an engine starts in 10 s, or minutes on a busy machine
 
@@ -69,9 +68,9 @@ def test_a_model_with_sliding_windows_loads_only_what_its_windows_reach(
 
 
 def test_two_ranks_store_a_shard_each_and_load_only_what_both_have(
-    start_node: Callable[..., NodeProcess], start_engine: StartEngine, tmp_path: Path
+    own_site: Site, start_engine: StartEngine
 ) -> None:
-    site = Site(tmp_path)
+    site = own_site
     engine = start_engine(
         site.store,
         options={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
@@ -98,7 +97,6 @@ def test_two_ranks_store_a_shard_each_and_load_only_what_both_have(
     spoiled = engine.ask_one(question, ANSWER_TOKENS)
     assert spoiled.tokens == cold.tokens
     engine.stop()
-    site.node.close()
 
 
 def test_a_server_as_kvfs_config_prints_it_shows_what_kvfs_did(
