@@ -71,6 +71,8 @@ class EngineProcess:
             }
         read_end, write_end = os.pipe()
         with open(log, "ab") as output:
+            # Not in a session of its own: Linux 6.18 was seen to give all processors to the session
+            # of two ranks, which poll, and none to their node, ten seconds and more.
             self._process = subprocess.Popen(
                 [python, PROGRAM, str(write_end), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
@@ -86,8 +88,6 @@ class EngineProcess:
                     "OMP_NUM_THREADS": "1",
                     **(environment or {}),
                 },
-                # Not in a session of its own: Linux 6.18 was seen to give all processors to the
-                # session of two ranks, which poll, and none to its node, ten seconds and more.
             )
         os.close(write_end)
         self._replies = os.fdopen(read_end, "rb", buffering=0)

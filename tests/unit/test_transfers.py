@@ -250,15 +250,18 @@ def test_a_node_that_is_long_in_reading_a_bad_chunk_again_keeps_no_load_waiting(
 
 
 def test_a_complaint_that_is_not_answered_costs_a_line_in_the_log(
-    bench: Bench, allow_warnings: list[str]
+    bench: Bench, allow_warnings: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    allow_warnings.append("did not look at corrupt blob 6161: away")
+    line = "did not look at corrupt blob 6161: away"
+    allow_warnings.append(line)
     bench.node.is_away = True
     bench.complaints.complain(b"aa")
     wait_until(lambda: not bench.complaints._waiting)
     bench.node.is_away = False
     bench.complaints.complain(b"bb")
     wait_until(lambda: bench.node.reported == [b"bb"])
+    (message,) = caplog.messages
+    assert line in message
 
 
 def test_a_chunk_of_another_model_or_fingerprint_is_a_miss(
