@@ -7,6 +7,7 @@ Crash cases: killed before the rename: a staging file of a dead run stays, and `
 removes it. Killed after it: a blob that no metadata knows; the metadata's intents name it.
 """
 
+import contextlib
 import fcntl
 import os
 import time
@@ -37,6 +38,7 @@ class BlobDirectory(BlobFiles):
         self._lock_fd = lock_fd
         self._opened_ns = time.time_ns()
         self._fanout_directories = _count_fanout(f"{self._root}/blobs")
+        self._place = _place_of(self._root)
         self._disk = os.statvfs(self._root)
         self.disk_seen_s = time.monotonic()  # another whenever the figures of the disk are
         self.trim_quarantine()
@@ -96,7 +98,9 @@ class BlobDirectory(BlobFiles):
     def _disk_now(self) -> os.statvfs_result:
         now_s = time.monotonic()
         if now_s - self.disk_seen_s > DISK_FIGURES_S:
-            self._disk, self.disk_seen_s = os.statvfs(self._root), now_s
+            with contextlib.suppress(OSError):  # gone: who makes a file there is told
+                self._disk = os.statvfs(self._root)
+            self.disk_seen_s = now_s
         return self._disk
 
     def note_freed(self) -> None:
@@ -106,6 +110,14 @@ class BlobDirectory(BlobFiles):
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
         return (self._fanout_directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
+
+    def is_there(self) -> bool:
+        """Whether its disk is where it was when the directory was opened: blobs that are not found
+        there are lost. Else they are missing until it is back."""
+        try:
+            return _place_of(self._root) == self._place
+        except OSError:
+            return False
 
     def has_blobs(self) -> bool:
         """Whether anything was ever stored here."""
@@ -157,6 +169,11 @@ class BlobDirectory(BlobFiles):
     def _quarantine_bound(self) -> int:
         limit = self.limit_bytes()
         return QUARANTINE_BYTES_MAX if limit is None else min(QUARANTINE_BYTES_MAX, limit // 16)
+
+
+def _place_of(root: str) -> tuple[int, int]:
+    status = os.stat(root)
+    return status.st_dev, status.st_ino
 
 
 def is_own(item: os.DirEntry[str], store_id: str) -> bool:

@@ -32,6 +32,7 @@ META_IDENTITY_BYTES = 8
 META_INODES_CACHED_MAX = 65_536  # about 30 MiB
 META_DIRECTORIES_CACHED_MAX = 65_536
 DISK_FIGURES_S = 0.005  # how old what a disk says of its room may be
+DIRECTORY_AVOIDED_S = 10.0  # where no file could be made, while others are there
 FREE_INODES = 1024  # of a disk: what is stored leaves before fewer are free
 META_MODELS_CACHED_MAX = 64  # of each, where its 256 directories are
 META_SYNC_INTERVAL_S = 2.0

@@ -88,7 +88,8 @@ class Contents:
 
     def open_unchecked(self, inode: Inode) -> int | None:
         """A descriptor without a digest check, for those who check in their own buffer. A blob
-        whose file is gone costs its names: a miss from then on. OSError passes."""
+        whose file is gone costs its names: a miss from then on, unless all of its directory has
+        gone. OSError passes."""
         self._counters.opens += 1
         directory = self.directory_of(inode.digest)
         if directory is None:
@@ -96,9 +97,9 @@ class Contents:
             return None
         try:
             fd = directory.open_blob(inode.digest)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             self._counters.open_misses += 1
-            self._note_missing(inode.digest)
+            self._note_missing(inode.digest, directory, error)
             return None
         try:
             is_whole = os.fstat(fd).st_size == inode.size_bytes
@@ -112,7 +113,10 @@ class Contents:
             return None
         return fd
 
-    def _note_missing(self, digest: bytes) -> None:
+    def _note_missing(self, digest: bytes, directory: BlobDirectory, error: OSError) -> None:
+        if not directory.is_there():  # a disk that is not mounted costs no names
+            self.note_unreadable(digest, error)
+            return
         self._counters.missing_blobs += 1
         log.warning("blob %s has lost its file; what only it had loses its names", digest.hex())
         self._lose(digest)
@@ -126,8 +130,8 @@ class Contents:
             return None
         try:
             return directory.open_blob(digest)
-        except FileNotFoundError:
-            self._note_missing(digest)
+        except FileNotFoundError as error:
+            self._note_missing(digest, directory, error)
             return None
 
     def directory_of(self, digest: bytes) -> BlobDirectory | None:

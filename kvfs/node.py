@@ -12,6 +12,7 @@ Bytes do not pass through here: readers and writers get descriptors.
 """
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ from kvfs.chunk_files import ChunkFiles
 from kvfs.config import TIER_OPEN_TRIES, whole_pages
 from kvfs.contents import Contents
 from kvfs.counters import Counters
-from kvfs.errors import Corrupt, NamespaceError, OutOfSpace
+from kvfs.errors import Corrupt, NamespaceError, OutOfSpace, Unavailable
 from kvfs.fetching import Fetching
 from kvfs.leaving import Leaving
 from kvfs.meta.contract import Inode, MetaEngine, Published, Renamed, RenameMode
@@ -45,6 +46,8 @@ from kvfs.uses import Uses
 
 if TYPE_CHECKING:
     from kvfs.tiering.tiering import Tiering  # which is built on a node
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,17 +339,28 @@ class Node:
 
     # Writing -------------------------------------------------------------------------------------
     def stage(self, size_bytes: int = 0) -> Stage:
-        """A new private file in the least busy directory. It may not grow before `reserve`."""
-        index = self.space.pick(size_bytes)
-        directory = None if index is None else self.directories[index]
-        if index is None or directory is None:
-            raise OutOfSpace(
-                f"{size_bytes} bytes are more than any directory of the store may hold"
-            )
-        staged = directory.stage()
-        stage = Stage(index, staged.name, staged.fd)
-        self.space.begin_stage(stage)
-        return stage
+        """A new private file in the least busy directory where one can be made. It may not grow
+        before `reserve`. Raises `OutOfSpace`, and what the last directory says where none takes
+        it."""
+        failure: OSError | Unavailable | None = None
+        tried: set[int] = set()
+        while (index := self.space.pick(size_bytes, tried)) is not None:
+            directory = self.directories[index]
+            assert directory is not None
+            try:
+                staged = directory.stage()
+            except (OSError, Unavailable) as error:
+                if self.space.avoid(index):
+                    log.warning("no file can be made in %s: %s", directory.path, error)
+                tried.add(index)
+                failure = error
+                continue
+            stage = Stage(index, staged.name, staged.fd)
+            self.space.begin_stage(stage)
+            return stage
+        raise failure or OutOfSpace(
+            f"{size_bytes} bytes are more than any directory of the store may hold"
+        )
 
     async def stage_copy(self, ino: int) -> Stage:
         """A stage that holds a published file's bytes, for copy on write."""

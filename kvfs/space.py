@@ -6,12 +6,13 @@ of its inodes.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import FILES_MAX, PAGE_BYTES, whole_pages
+from kvfs.config import DIRECTORY_AVOIDED_S, FILES_MAX, PAGE_BYTES, whole_pages
 from kvfs.meta.contract import Usage
 from kvfs.stage import Stage
 from kvfs.stored import allocated_bytes
@@ -35,6 +36,7 @@ class _Load:
     stages: set[Stage] = field(default_factory=set)
     on_disk_bytes: int = 0  # of the reserved ones, what the disk's own figures count already
     looked_s: float = 0.0  # when those were asked for
+    avoided_until_s: float = 0.0  # no file could be made there
 
 
 class Space:
@@ -124,17 +126,28 @@ class Space:
         limit = directory.limit_bytes()
         return size_bytes <= (directory.capacity_bytes() if limit is None else limit)
 
-    def pick(self, size_bytes: int) -> int | None:
-        """The least busy directory that has room, of equals the least filled, so that all devices
-        get to read and write; without room anywhere, the least busy that may make some."""
-        candidates = [i for i in range(len(self._loads)) if self.fits_ever(i, size_bytes)]
+    def pick(self, size_bytes: int, tried: Collection[int] = ()) -> int | None:
+        """The least busy directory but those that were tried, of equals the least filled, so that
+        all devices get to read and write. One that has room comes first, then who may make some,
+        and who is avoided only where there is no other."""
+        indexes = (i for i in range(len(self._loads)) if i not in tried)
+        candidates = [i for i in indexes if self.fits_ever(i, size_bytes)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         return min(candidates, key=lambda index: self._busyness(index, size_bytes))
 
-    def _busyness(self, index: int, size_bytes: int) -> tuple[bool, int, int]:
+    def _busyness(self, index: int, size_bytes: int) -> tuple[bool, bool, int, int]:
+        load = self._loads[index]
+        is_avoided = time.monotonic() < load.avoided_until_s
         has_no_room = self.short_bytes(index, size_bytes) > 0
-        return has_no_room, len(self._loads[index].stages), self.used_bytes(index)
+        return is_avoided, has_no_room, len(load.stages), self.used_bytes(index)
+
+    def avoid(self, index: int) -> bool:
+        """No file could be made in a directory: pick others for a while. Whether that is news."""
+        now_s, load = time.monotonic(), self._loads[index]
+        is_new = load.avoided_until_s <= now_s
+        load.avoided_until_s = now_s + DIRECTORY_AVOIDED_S
+        return is_new
 
     def begin_stage(self, stage: Stage) -> None:
         """A stage is written; its descriptor, if it has one, stays open until `end_stage`."""

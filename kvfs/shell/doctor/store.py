@@ -22,6 +22,7 @@ from kvfs.names import escape
 from kvfs.roster import ROSTER, read_roster
 from kvfs.settings.load import load_config_of_store
 from kvfs.shell.doctor.cluster import check_cluster, cluster_of
+from kvfs.shell.doctor.directories import check_directories
 from kvfs.shell.doctor.disk import check_file_system, check_room, check_scratch_file
 from kvfs.shell.doctor.finding import Finding, Level, go_on, trouble
 from kvfs.shell.doctor.metadata import check_metadata
@@ -57,13 +58,16 @@ def check_store(store: Path) -> Iterator[Finding]:
         yield Finding("store", Level.FAIL, f"{store} is not writable", advice)
         return
     yield Finding("store", Level.OK, str(store))
-    yield check_configuration(store)
+    settings = check_configuration(store)
+    yield settings
     yield from go_on("tiers", check_tiers(store))
     yield from go_on("cluster", check_cluster(store))
     joined = cluster_of(store)
     if joined is not None:
         yield from go_on("metadata server", check_metadata_server(joined))
     yield from go_on("disk", _check_disk(store))
+    if settings.level is Level.OK:
+        yield from go_on("directories", check_directories(store))
     is_running, finding = check_node(store)
     yield finding
     if joined is not None:
