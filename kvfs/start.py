@@ -73,8 +73,8 @@ class NodeStarter:
                     ) from None
                 if time.monotonic() >= end_s:
                     raise Unavailable(
-                        f"{self._store}: its node is still starting; after a crash of the machine"
-                        f" it first rebuilds its names from all chunk files, which may take"
+                        f"{self._store}: {self._child.delay()}; after a crash of the machine"
+                        f" a node first rebuilds its names from all chunk files, which may take"
                         f" minutes. Try again; {self._store}/node.log says more"
                     ) from None
             time.sleep(_POLL_S)
@@ -126,6 +126,12 @@ class _Child:
             return None
         lines = self._lines()
         return lines[-1].removeprefix("kvfs serve: ") if lines else f"code {code}"
+
+    def delay(self) -> str:
+        """Why nobody can connect yet."""
+        if self._was_too_late():
+            return "another node has it, which still starts, or whose socket was removed"
+        return "its node is still starting"
 
     def _was_too_late(self) -> bool:
         return any(OwnedElsewhere.words in line for line in self._lines())
