@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NOT_OF_THE_DISK = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -350,6 +352,8 @@ class Node:
             try:
                 staged = directory.stage()
             except (OSError, Unavailable) as error:
+                if isinstance(error, OSError) and error.errno in _NOT_OF_THE_DISK:
+                    raise
                 if self.space.avoid(index):
                     log.warning("no file can be made in %s: %s", directory.path, error)
                 tried.add(index)

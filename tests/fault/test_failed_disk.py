@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import resource
 import shutil
 import subprocess
 from contextlib import ExitStack
@@ -65,6 +66,17 @@ def test_where_no_directory_takes_a_file_the_last_one_says_why(
         node.stage()
     (tmp_path / "one" / "staging").mkdir()
     assert directories_of(node, 2) == {0}
+
+
+def test_a_process_without_descriptors_blames_no_directory(node: Node) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            node.stage()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert directories_of(node, 4) == {0, 1}
 
 
 def test_a_directory_that_has_gone_keeps_its_figures(
