@@ -71,6 +71,7 @@ class BlobFiles:
         self._serials = itertools.count(1)
         self._fanout_directories = 0
         self._leaves = bytearray(1 << 16)  # 1: is known to be there, by its digests' beginning
+        self._thinned = bytearray(b"\1") * (1 << 16)  # 1: may be empty, as all may at first
         self._leaves_lock = threading.Lock()
 
     # Staging -------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class BlobFiles:
         for digest in digests:
             if self.lacks_leaf(digest):
                 self._make_leaf(os.path.dirname(self.blob_path(digest)))
-                self._leaves[_leaf_of(digest)] = 1
+                self._leaves[_leaf_of(digest)] = self._thinned[_leaf_of(digest)] = 1
 
     def _make_leaf(self, path: str) -> None:
         for directory in (os.path.dirname(path), path):
@@ -136,12 +137,32 @@ class BlobFiles:
         try:
             os.mkdir(path, self._directory_mode)
         except FileExistsError:
-            if stat.S_ISDIR(os.lstat(path).st_mode):
+            try:
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    return
+            except FileNotFoundError:  # it was empty and is removed: `adopt` makes it again
                 return
             self._set_aside(path)
             os.mkdir(path, self._directory_mode)
         with self._leaves_lock:
             self._fanout_directories += 1
+
+    def remove_empty_leaves(self, tries_max: int) -> bool:
+        """Remove directories in which no blob lies any more; False when there may be others. Not
+        while `adopt` runs in another thread."""
+        for _ in range(tries_max):
+            leaf = self._thinned.find(1)
+            if leaf < 0:
+                return True
+            self._thinned[leaf] = 0
+            try:
+                os.rmdir(os.path.dirname(self.blob_path(leaf.to_bytes(2, "big"))))
+            except OSError:  # it has blobs, or was never made
+                continue
+            self._leaves[leaf] = 0
+            with self._leaves_lock:
+                self._fanout_directories -= 1
+        return False
 
     def _clear_way(self, path: str) -> bool:
         """Whether something else than a file was in a blob's place; it is in the quarantine now."""
@@ -190,6 +211,7 @@ class BlobFiles:
             os.rename(self.blob_path(digest), path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        self._thinned[_leaf_of(digest)] = 1
         return path
 
     def remove(self, digest: bytes) -> None:
@@ -197,6 +219,7 @@ class BlobFiles:
         path = self.blob_path(digest)
         if not self._clear_way(path):
             os.unlink(path)
+            self._thinned[_leaf_of(digest)] = 1
 
     def quarantine(self, digest: bytes) -> bool:
         """Move a bad blob aside for a person to look at; False when its file is gone."""
@@ -205,6 +228,7 @@ class BlobFiles:
             os.rename(self.blob_path(digest), path)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        self._thinned[_leaf_of(digest)] = 1
         self.trim_quarantine()
         return True
 
@@ -278,7 +302,11 @@ def remove_name(path: str) -> bool:
 
 def _scan_leaf(path: str, prefix: str, foreign: Foreign | None) -> Iterator[tuple[bytes, int]]:
     """The blobs in one directory, whose names begin with `prefix`; all else is noted."""
-    with os.scandir(path) as items:
+    try:
+        found = os.scandir(path)
+    except FileNotFoundError:  # it was empty, and removed just now
+        return
+    with found as items:
         for item in items:
             is_named = _BLOB_NAME.fullmatch(item.name) and item.name.startswith(prefix)
             try:

@@ -109,7 +109,11 @@ class BlobDirectory(BlobFiles):
 
     def overhead_bytes(self) -> int:
         """What `du` counts beside blobs and staging: directories, quarantine, marks."""
-        return (self._fanout_directories + _FIXED_FILES) * PAGE_BYTES + self.quarantined_bytes
+        return self.fanout_bytes() + _FIXED_FILES * PAGE_BYTES + self.quarantined_bytes
+
+    def fanout_bytes(self) -> int:
+        """What the directories take in which blobs lie or lay."""
+        return self._fanout_directories * PAGE_BYTES
 
     def is_there(self) -> bool:
         """Whether its disk is where it was when the directory was opened: blobs that are not found

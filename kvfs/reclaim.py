@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SLACK_BYTES_MAX = 64 * MIB  # evicted beyond the need, so that not every writer has to wait
 _UNLINK_DEADLINE_S = 60.0
+_FANOUT_SHARE = 16  # of what is used: with less, directories are kept, and need not be made again
 _INLINE_BYTES_MAX = 4 * MIB  # what is gone in less time than a hop to a thread is worth
 
 
@@ -78,6 +79,7 @@ class Reclaim:
         """Return when a directory has room for so many bytes more. Raises `OutOfSpace`."""
         if not self._lock.locked() and self._space.short_bytes(index, extra_bytes) <= 0:
             return  # at once: a lock that is taken costs a turn of the scheduler
+        await self._remove_empty_leaves(index)
         if not self._space.fits_ever(index, extra_bytes):
             raise OutOfSpace(
                 f"{extra_bytes} bytes exceed what the directory may hold: raise max_bytes"
@@ -103,6 +105,7 @@ class Reclaim:
         while (short_bytes := self._space.short_bytes(index, extra_bytes)) > 0:
             if self._space.trash_bytes(index):
                 await self._wait_removed()
+                await self._remove_empty_leaves(index)
                 continue
             wanted_bytes = short_bytes + self._slack_bytes(index)
             await self._demote(index, wanted_bytes, until_ns)
@@ -114,6 +117,19 @@ class Reclaim:
                 until_ns, has_evicted = self._meta.newest_used_ns(), False
             else:
                 raise OutOfSpace("nothing is left to evict: unpin files or raise max_bytes")
+
+    async def _remove_empty_leaves(self, index: int) -> None:
+        """Where that is much of what is short, give back what directories take whose blobs have all
+        gone. In this thread, where no blob comes to lie in one meanwhile."""
+        directory = self._directories[index]
+        if directory is None:
+            return
+        takes_much = directory.fanout_bytes() > self._space.used_bytes(index) // _FANOUT_SHARE
+        if not (takes_much or directory.missing_inodes()):
+            return
+        while not directory.remove_empty_leaves(EVICTION_BATCH):
+            await trio.lowlevel.checkpoint()
+        directory.note_freed()
 
     def _slack_bytes(self, index: int) -> int:
         return min(_SLACK_BYTES_MAX, self._space.used_bytes(index) // 64)

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocked
 
 from kvfs.blobs import BlobDirectory
-from kvfs.config import MIB
+from kvfs.config import MIB, PAGE_BYTES
 from kvfs.errors import OutOfSpace
 from kvfs.meta.contract import Blob, Usage
 from kvfs.reclaim import Evicted, Reclaim
@@ -443,3 +443,90 @@ def test_a_file_system_that_counts_no_inodes_has_room(
     )
     bench.directory.note_freed()
     assert bench.space.room_bytes(0) > 0
+
+
+def make_empty_leaves(directory: BlobDirectory, count: int) -> int:
+    """Directories in which blobs may lie; how many there are with those that hold one."""
+    directory.make_leaves([(0x8000 + number).to_bytes(2, "big") * 8 for number in range(count)])
+    return len(leaves_of(directory))
+
+
+def leaves_of(directory: BlobDirectory) -> list[str]:
+    return sorted(path.name for path in directory.path.glob("blobs/??/??"))
+
+
+async def make_room(bench: Bench, extra_bytes: int) -> None:
+    """As `Reclaim.make_room`, beside the background task."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.reclaim.remove_always)
+        await bench.reclaim.make_room(0, extra_bytes)
+        nursery.cancel_scope.cancel()
+
+
+def test_directories_whose_blobs_went_make_room_before_any_blob_goes(bench: Bench) -> None:
+    count = make_empty_leaves(bench.directory, 150)
+    room_bytes = bench.space.room_bytes(0)
+    trio.run(make_room, bench, room_bytes + PAGE_BYTES)
+    assert not bench.evicted
+    assert leaves_of(bench.directory) == ["00", "01", "02"]
+    assert bench.space.room_bytes(0) == room_bytes + (count - 3) * PAGE_BYTES
+
+
+def test_directories_stay_where_they_take_little(bench: Bench) -> None:
+    count = make_empty_leaves(bench.directory, 10)
+    trio.run(make_room, bench, bench.space.room_bytes(0) + PAGE_BYTES)
+    assert len(bench.evicted) == 1
+    assert len(leaves_of(bench.directory)) == count
+
+
+def test_directories_whose_blobs_went_give_the_disk_its_inodes_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, count = os.statvfs, make_empty_leaves(bench.directory, 10)
+
+    def few_inodes(path: str) -> os.statvfs_result:
+        fields = list(look(path))
+        free = 45 + count - len(leaves_of(bench.directory))
+        fields[5:8] = [1000, free, free]  # 5%: 50 stay free
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "statvfs", few_inodes)
+    bench.directory.note_freed()
+    trio.run(make_room, bench, PAGE_BYTES)
+    assert not bench.evicted
+    assert leaves_of(bench.directory) == ["00", "01", "02"]
+
+
+def test_a_directory_that_was_removed_as_empty_is_made_again(bench: Bench) -> None:
+    digest = bytes([9]) * 16
+    staged = bench.directory.stage()
+    bench.directory.make_leaves([digest])
+    while not bench.directory.remove_empty_leaves(1000):
+        pass
+    assert bench.directory.lacks_leaf(digest)
+    os.close(staged.fd)
+    bench.directory.adopt(staged.name, digest)
+    assert bench.directory.has_blob(digest, 0)
+    bench.directory.remove(digest)
+    assert not bench.directory.remove_empty_leaves(1)  # there may be others
+    assert bench.directory.remove_empty_leaves(1)
+    assert leaves_of(bench.directory) == ["00", "01", "02"]
+
+
+def test_a_directory_that_is_removed_while_it_is_used_stops_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_empty_leaves(bench.directory, 2)
+    blobs = bench.directory.path / "blobs"
+    found = []
+    for batch in bench.directory.scan():
+        found += batch
+        for leaf in blobs.glob("80/??"):
+            leaf.rmdir()
+    assert found == [(digest, MIB) for digest in DIGESTS]
+
+    def make_and_lose(path: str, mode: int) -> None:
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "mkdir", make_and_lose)
+    bench.directory.make_leaves([bytes([9]) * 16])
