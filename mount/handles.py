@@ -386,9 +386,9 @@ class OpenFiles:
         through = version.through
         if through is None or not self._may_put_off:
             return False
-        room_bytes = self.settling.room_bytes
+        room_bytes = self.settling.room_bytes(version.ino)
         size_bytes = await self._stages.through.keep(through, version.ino, room_bytes)
-        if size_bytes is None or size_bytes > self.settling.room_bytes:
+        if size_bytes is None or size_bytes > self.settling.room_bytes(version.ino):
             return False  # or others took the room meanwhile
         if version.ino not in self.settling:  # from now on it counts as open for writing
             self.versions.enter(version, is_writer=True)
@@ -427,7 +427,7 @@ class OpenFiles:
     async def _settle(self, ino: int) -> None:
         version = self._unsettled(ino)
         async with Held(version.lock):
-            await self._publish(version)
+            await self._publish(version, is_late=True)
 
     def _note_settled(self, ino: int) -> None:
         """A file waits no more, and does not count as open for that."""
@@ -452,9 +452,16 @@ class OpenFiles:
             return False
         return self._node.contents.is_as_checked(version.shown, version.content.fd)
 
-    async def _publish(self, version: Version) -> None:
-        """Publish the stage if it has news and the file a name. Holds the lock."""
-        if await self._stages.publish(version):
+    async def _publish(self, version: Version, *, is_late: bool = False) -> None:
+        """Publish the stage if it has news and the file a name. Holds the lock. `is_late`: it was
+        closed before, and has waited."""
+
+        def is_shared() -> bool:
+            """Whether there are writers besides who closes, or closed."""
+            has_closed_too = not is_late and version.ino in self.settling
+            return version.writers > 1 + has_closed_too
+
+        if await self._stages.publish(version, is_shared):
             version.shown = self._node.meta.inode(version.ino)
             if version.frozen is not None and version.shown is not None:
                 # Another node had overwritten the file: this close came last.

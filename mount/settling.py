@@ -74,10 +74,10 @@ class Settling:
         """Somebody began to write a file, or has closed one."""
         self._quiet_from_s = trio.current_time() + SETTLE_QUIET_S
 
-    @property
-    def room_bytes(self) -> int:
-        """How large a file may be that is to wait as well."""
-        return SETTLE_BYTES_MAX - self._bytes
+    def room_bytes(self, ino: int) -> int:
+        """How large a file may be that is to wait as well, or waits already."""
+        waiting = self._waiting.get(ino)
+        return SETTLE_BYTES_MAX - self._bytes + (0 if waiting is None else waiting.size_bytes)
 
     def put_off(self, ino: int, size_bytes: int) -> None:
         """Publish a file that was closed some time soon."""

@@ -189,12 +189,11 @@ class Stages:
             version.stage = None
             self._staged -= 1
 
-    async def publish(self, version: Version) -> bool:
-        """Publish the stage if it has news and the file a name; whether it did."""
+    async def publish(self, version: Version, is_shared: Callable[[], bool]) -> bool:
+        """Publish the stage if it has news and the file a name; whether it did. `is_shared`: see
+        `ThroughFiles.publish`."""
         if version.through is not None:
-            published = await self.through.publish(
-                version.through, version.ino, lambda: version.writers > 1
-            )
+            published = await self.through.publish(version.through, version.ino, is_shared)
             if published is not None:
                 version.digest = published.digest
             return published is not None

@@ -112,11 +112,43 @@ async def test_who_closes_at_once_leaves_no_more_to_wait_than_may(
         async with trio.open_nursery() as nursery:
             for fh in handles:
                 nursery.start_soon(files.flush, fh)
-        assert files.settling.room_bytes == 0
+        assert files.settling.room_bytes(0) == 0
         for fh in handles:
             await files.release(fh)
         await files.settling.settle_all()
     assert [load(node, name) for name in names] == [DATA] * 3
+
+
+async def test_a_file_that_is_closed_again_waits_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it takes of what may wait, it does not take it twice."""
+    monkeypatch.setattr(settling, "SETTLE_BYTES_MAX", len(DATA) + MIB)
+    async with opened(node) as files:
+        fh, inode = create(node, files)
+        await files.flush(fh)
+        await close(files, fh)
+        assert not node.meta.inode(inode.ino).is_published  # type: ignore[union-attr]  # is there
+        await files.settling.settle_all()
+    assert load(node, b"a") == DATA
+
+
+async def test_a_file_that_has_waited_has_no_other_writer_for_that(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy, beside a file that somebody else may write to, would need as much room again."""
+    monkeypatch.setattr(settling, "SETTLE_BYTES_MAX", len(DATA))
+    async with opened(node) as files:
+        monkeypatch.setattr(files, "_is_view_open", lambda: True)
+        fh, inode = create(node, files)
+        await files.flush(fh)
+        through = files.versions.get(inode.ino).through  # type: ignore[union-attr]  # is open
+        os.pwrite(through.stage.fd, b"more", len(DATA))  # too much to wait
+        await files.flush(fh)
+        assert through.stage.adopted_as
+        await files.release(fh)
+        await files.settling.settle_all()
+    assert load(node, b"a") == DATA + b"more"
 
 
 async def test_an_overwritten_file_names_what_it_replaces(node: Node) -> None:

@@ -162,7 +162,7 @@ async def test_a_file_that_cannot_be_let_go_costs_no_mount(
     await bench.settling.settle_all()
     assert bench.published == [7, 8]
     assert bench.ended == [8]
-    assert bench.settling.room_bytes == SETTLE_BYTES_MAX
+    assert bench.settling.room_bytes(8) == SETTLE_BYTES_MAX
 
 
 async def test_a_later_file_does_not_wait_for_one_that_is_tried_again(
@@ -209,11 +209,13 @@ async def test_a_publication_that_needs_room_does_not_wait_for_itself(
 
 async def test_what_waits_is_bounded(bench: Bench, autojump_clock: MockClock) -> None:
     bench.settling.put_off(7, SETTLE_BYTES_MAX - MIB)
-    assert bench.settling.room_bytes == MIB
+    assert bench.settling.room_bytes(8) == MIB
+    assert bench.settling.room_bytes(7) == SETTLE_BYTES_MAX
     bench.settling.put_off(7, SETTLE_BYTES_MAX)  # closed once more, and longer
-    assert bench.settling.room_bytes == 0
+    assert bench.settling.room_bytes(8) == 0
+    assert bench.settling.room_bytes(7) == SETTLE_BYTES_MAX
     await bench.settling.settle_all()
-    assert bench.settling.room_bytes == SETTLE_BYTES_MAX
+    assert bench.settling.room_bytes(8) == SETTLE_BYTES_MAX
     assert bench.published == [7]
 
 
