@@ -90,6 +90,7 @@ class Node:
         self._checks = Checks()
         self.fetching = Fetching(self)
         self._leaving = Leaving(self, self._held, self._checks.forget)
+        self.open_blobs = OpenBlobs(engine)
         self.reclaim = Reclaim(
             directories,
             engine,
@@ -98,6 +99,7 @@ class Node:
             self.settle,
             self._leaving.evict,
             self._leaving.demote,
+            self.open_blobs,
         )
         self.orphans = Orphans(engine, self.reclaim.reap, self._held, self.drop_files)
         self.clients: set[object] = set()
@@ -114,7 +116,6 @@ class Node:
         self._nameless_watchers: list[Callable[[int], None]] = []
         self._settlers: list[Callable[[], Awaitable[None]]] = []
         self.uses = Uses(engine)
-        self.open_blobs = OpenBlobs(engine)
         self._stamp_ns = 0
         self.upkeep_lock = trio.Lock()  # gc would take what a rebuild is about to name
         self.has_lost_names = False  # when it started, but for those of chunk files

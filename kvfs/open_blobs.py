@@ -32,6 +32,9 @@ class OpenBlobs:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._open
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def begin(self, digest: bytes) -> None:
         """A file that somebody can write to lies under a digest."""
         self._open[digest] += 1

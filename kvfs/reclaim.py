@@ -15,7 +15,8 @@ import trio
 from kvfs.blobs import BlobDirectory
 from kvfs.config import EVICTION_BATCH, MIB, SETTLE_ROOM_S
 from kvfs.errors import OutOfSpace
-from kvfs.meta.contract import MetaEngine
+from kvfs.meta.contract import Blob, MetaEngine
+from kvfs.open_blobs import OpenBlobs
 from kvfs.space import Space
 from kvfs.stored import allocated_bytes
 
@@ -61,6 +62,7 @@ class Reclaim:
         settle: Callable[[], Awaitable[None]],
         evict: Callable[[int, int, int], Evicted],
         demote: Callable[[int, int, int], Awaitable[None]],
+        open_blobs: OpenBlobs,
     ) -> None:
         self._directories = directories
         self._meta = engine
@@ -69,6 +71,7 @@ class Reclaim:
         self._settle = settle
         self._evict = evict
         self._demote = demote
+        self._open_blobs = open_blobs
         self._lock = trio.Lock()
         self._queue: list[_Refuse] = []
         self._is_removing = False
@@ -136,8 +139,9 @@ class Reclaim:
 
     def reap(self) -> None:
         """Take the files of doomed blobs out of the way, and their weight out of the metadata.
-        Never fails for a file that stays: what doomed it has happened."""
-        while doomed := self._meta.doomed(EVICTION_BATCH):
+        Never fails for a file that stays: what doomed it has happened. One that somebody can still
+        write to stays until its end: the rename would wait for a write, and that perhaps for us."""
+        while doomed := self._doomed():
             for blob in doomed:
                 directory = self._directories[blob.directory]
                 try:
@@ -150,6 +154,11 @@ class Reclaim:
                 if path is not None:
                     self._put(_Refuse(blob.directory, path, blob.allocated_bytes))
             self._meta.bury([blob.digest for blob in doomed])
+
+    def _doomed(self) -> list[Blob]:
+        """Some of those that can go."""
+        doomed = self._meta.doomed(EVICTION_BATCH + len(self._open_blobs))
+        return [blob for blob in doomed if blob.digest not in self._open_blobs][:EVICTION_BATCH]
 
     def remove(self, index: int, path: str, size_bytes: int) -> None:
         """Unlink a file of a directory that nothing names any more, a large one at leisure."""

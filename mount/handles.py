@@ -379,7 +379,7 @@ class OpenFiles:
         if handle.is_writer and version.has_news:
             async with Held(version.lock):
                 if not await self._keep(version):
-                    await self._publish(version)
+                    await self._publish(version, is_flush=True)
 
     async def _keep(self, version: Version) -> bool:
         """Whether what was closed may be published later, and survives a crash until then."""
@@ -387,7 +387,9 @@ class OpenFiles:
         if through is None or not self._may_put_off:
             return False
         room_bytes = self.settling.room_bytes(version.ino)
-        size_bytes = await self._stages.through.keep(through, version.ino, room_bytes)
+        size_bytes = await self._stages.through.keep(
+            through, version.ino, room_bytes, lambda: self._is_shared(version)
+        )
         if size_bytes is None or size_bytes > self.settling.room_bytes(version.ino):
             return False  # or others took the room meanwhile
         if version.ino not in self.settling:  # from now on it counts as open for writing
@@ -452,14 +454,16 @@ class OpenFiles:
             return False
         return self._node.contents.is_as_checked(version.shown, version.content.fd)
 
-    async def _publish(self, version: Version, *, is_late: bool = False) -> None:
+    async def _publish(
+        self, version: Version, *, is_late: bool = False, is_flush: bool = False
+    ) -> None:
         """Publish the stage if it has news and the file a name. Holds the lock. `is_late`: it was
-        closed before, and has waited."""
+        closed before, and has waited. `is_flush`: who closes may have another descriptor."""
 
         def is_shared() -> bool:
-            """Whether there are writers besides who closes, or closed."""
-            has_closed_too = not is_late and version.ino in self.settling
-            return version.writers > 1 + has_closed_too
+            through = version.through
+            has_written_on = through is not None and through.published is not None
+            return self._is_shared(version, is_late=is_late) or (is_flush and has_written_on)
 
         if await self._stages.publish(version, is_shared):
             version.shown = self._node.meta.inode(version.ino)
@@ -471,6 +475,11 @@ class OpenFiles:
                 self.pages.forget(version.number)
             else:
                 self.pages.note(version)
+
+    def _is_shared(self, version: Version, *, is_late: bool = False) -> bool:
+        """Whether there are writers besides who closes a version, or closed it (`is_late`)."""
+        has_waited_too = not is_late and version.ino in self.settling
+        return version.writers > 1 + has_waited_too
 
     async def run(self) -> None:
         """What is done beside the requests, for ever: room for files that the kernel writes,

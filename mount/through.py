@@ -21,8 +21,9 @@ length) waits for a write of the kernel's that is under way, and that may wait f
 what it writes may be mapped from a file of the same mount that Python serves. So all that is done
 in threads, but for what is done while Python serves no file (the link of a close: a thread takes
 0.15 ms) or nobody else has the stage open for writing (the rename that makes it a blob), and what
-comes after the last release. Who closes may have another descriptor of the same open, which nobody
-sees: see `docs/concurrency.md`.
+comes after the last release. A thread that waits so with the lock of a directory stops this one as
+well. Who closes may have another descriptor of the same open, which nobody sees: see
+`docs/concurrency.md`.
 
 A large file that is closed for the first time, and not mapped, may be published later
 (`mount.settling`): then `keep` has the next start know of it.
@@ -36,7 +37,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -81,6 +82,7 @@ class Through:
     growth: Stage | None = None  # room for what comes after it was published as it is
     counted_bytes: int = 0  # as what was published
     kept: Kept | None = None  # what the next start would make of it
+    left: list[str] = field(default_factory=list)  # names of that kind to remove at the end
 
     def mark(self) -> Mark:
         """Another whenever the bytes are: size and mtime of the stage."""
@@ -133,9 +135,12 @@ class ThroughFiles:
         self._wake.set()
         return through
 
-    async def keep(self, through: Through, ino: int, size_bytes_max: int) -> int | None:
+    async def keep(
+        self, through: Through, ino: int, size_bytes_max: int, is_shared: Callable[[], bool]
+    ) -> int | None:
         """See to it that the next start publishes what a file holds, so that this one may do it
-        later; its size, None where it has to be done now. Raises as `publish`."""
+        later; its size, None where it has to be done now. `is_shared` and what it raises: as
+        `publish`."""
         stage = through.stage
         is_fit = through.published is None and stage.is_open and not through.is_mapped
         is_alone = self._node.neighbours is None  # others would see a name without bytes
@@ -155,6 +160,8 @@ class ThroughFiles:
         mtime_ns, identity = through.mtime_ns(mark), self._node.meta.identity
         kept = Kept(stage.name, ino, size_bytes, changed_ns, mtime_ns, replaces, identity)
         if kept != through.kept:
+            if is_shared() and self._may_be_asked():
+                return None
             if not await self._keep(stage, kept):
                 return None
             await self._end_keeping(through)
@@ -164,12 +171,18 @@ class ThroughFiles:
     async def _keep(self, stage: Stage, kept: Kept) -> bool:
         directory = self._directory(stage)
         if self._may_be_asked():
-            return await trio.to_thread.run_sync(keep, directory, kept)
+            return await trio.to_thread.run_sync(_wait_and_keep, stage.fd, directory, kept)
         return keep(directory, kept)
 
     async def _end_keeping(self, through: Through) -> None:
+        """Remove the name that the next start would know: it says what is no more. Where that could
+        wait for ever, at the end: a start leaves alone what shows other bytes by then."""
         path = self._take_kept(through)
-        if path is not None:
+        if path is None:
+            return
+        if self._may_be_asked():
+            through.left.append(path)
+        else:
             await trio.to_thread.run_sync(remove_name, path)
 
     def _take_kept(self, through: Through) -> str | None:
@@ -293,8 +306,8 @@ class ThroughFiles:
         """Nobody writes to the file any more. Its descriptor stays the version's."""
         self._growing.discard(through)
         kept_path = self._take_kept(through)
-        if kept_path is not None:
-            remove_name(kept_path)
+        for path in (*through.left, *([] if kept_path is None else [kept_path])):
+            remove_name(path)
         stage, growth = through.stage, through.growth
         if growth is not None:
             growth.is_open = False
@@ -303,6 +316,7 @@ class ThroughFiles:
             self._node.open_blobs.end(stage.adopted_as)
             if through.is_changed:
                 self._node.contents.withdraw(stage.adopted_as, stage.fd)
+            self._node.orphans.reap()  # it may have been waited for
         elif through.published is not None:
             self._node.publisher.drop_stage(stage)
 
@@ -352,6 +366,12 @@ def _wait_written(fd: int) -> None:
     """Wait for writes that are under way: mtime moves when one begins."""
     # Nothing is changed, but it takes the lock that a write has.
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
+
+
+def _wait_and_keep(fd: int, directory: BlobDirectory, kept: Kept) -> bool:
+    """As `keep`, which holds the lock of `staging` while it waits for a write: so wait before."""
+    _wait_written(fd)
+    return keep(directory, kept)
 
 
 def _prepare_copy(directory: BlobDirectory, source: int, target: int, size_bytes: int) -> bytes:

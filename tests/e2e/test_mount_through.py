@@ -288,6 +288,79 @@ def test_a_close_while_another_file_of_the_mount_is_copied_stops_nobody(
     assert (mount.mountpoint / "target").read_bytes() == data
 
 
+WRITE_AND_CLOSE = """
+import ctypes, mmap, os, sys, threading, time
+size_bytes = 4 << 20
+libc = ctypes.CDLL(None)
+libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
+
+class Source:
+    def __init__(self, number):
+        self.fd = os.open(f"source{number}", os.O_RDWR)  # for both: Python serves it
+        self.mapped = mmap.mmap(self.fd, size_bytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapped))
+
+    def copy(self, target):
+        self.mapped.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        libc.pwrite(target, self.address, size_bytes, 0)
+
+def keep_closing(number, way):
+    before = None if way == "late" else Source(number)
+    for turn in range(60 if way == "shared" else 4):
+        fd = os.open(f"target{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(fd, os.urandom(2 << 20))
+        if way == "shared":  # with another open
+            other = os.open(f"target{number}", os.O_WRONLY)
+            copying = threading.Thread(target=before.copy, args=(other,))
+            copying.start()
+            os.close(fd)
+            copying.join()
+            os.close(other)
+            continue
+        os.close(os.dup(fd))
+        time.sleep(0.3)  # for its publication
+        source = before or Source(number)
+        is_over = threading.Event()
+        def copy_on():
+            while not is_over.is_set():
+                source.copy(fd)
+        copying = threading.Thread(target=copy_on)
+        copying.start()
+        for _ in range(20):
+            os.close(os.dup(fd))
+        is_over.set()
+        copying.join()
+        os.close(fd)
+
+threads = [threading.Thread(target=keep_closing, args=(n, sys.argv[1])) for n in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.parametrize("way", ["shared", "early", "late"])
+def test_closes_while_others_copy_into_the_same_files_stop_nobody(start_mount, way: str) -> None:  # type: ignore[no-untyped-def]  # as above
+    """`late`: Python serves the sources only once the targets have been published."""
+    mount = require_through(start_mount())
+    data = os.urandom(4 << 20)
+    for number in range(2):
+        (mount.mountpoint / f"source{number}").write_bytes(data)
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE_AND_CLOSE, way], cwd=mount.mountpoint
+    ) as program:
+        try:
+            assert program.wait(60) == 0
+        except subprocess.TimeoutExpired:
+            mount.kill()  # it has to answer, so that the program can end
+            raise
+        finally:
+            program.kill()
+    for number in range(2):
+        assert (mount.mountpoint / f"target{number}").read_bytes() == data
+    wait_until(lambda: os.listdir(mount.store / "staging") == [])
+
+
 def test_a_reader_keeps_an_old_version_when_a_file_is_emptied(place: Path) -> None:
     (place / "a").write_bytes(b"old")
     with open(place / "a", "rb") as reader:

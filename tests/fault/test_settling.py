@@ -151,6 +151,25 @@ async def test_a_file_that_has_waited_has_no_other_writer_for_that(
     assert load(node, b"a") == DATA + b"more"
 
 
+async def test_what_is_still_written_to_is_not_taken_away(node: Node) -> None:
+    """To rename its file would wait for a write, which may wait for this process."""
+    async with opened(node) as files:
+        fh, inode = create(node, files)
+        await files.flush(fh)
+        through = files.versions.get(inode.ino).through  # type: ignore[union-attr]  # is open
+        await files.settling.settle_all()
+        directory = node.directories[through.stage.directory]
+        assert directory is not None and through.stage.adopted_as
+        old = directory.blob_path(through.stage.adopted_as)
+        os.pwrite(through.stage.fd, b"more", len(DATA))
+        await files.flush(fh)
+        assert load(node, b"a") == DATA + b"more"
+        assert os.path.exists(old)
+        await files.release(fh)
+        assert not os.path.exists(old)
+    assert node.meta.usage().blobs == 1
+
+
 async def test_an_overwritten_file_names_what_it_replaces(node: Node) -> None:
     async with opened(node) as files:
         fh, inode = create(node, files)

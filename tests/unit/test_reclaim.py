@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -12,7 +13,8 @@ from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocke
 from kvfs.blobs import BlobDirectory
 from kvfs.config import MIB, PAGE_BYTES
 from kvfs.errors import OutOfSpace
-from kvfs.meta.contract import Blob, Usage
+from kvfs.meta.contract import Blob, MetaEngine, Usage
+from kvfs.open_blobs import OpenBlobs
 from kvfs.reclaim import Evicted, Reclaim
 from kvfs.settings.words import DirectoryConfig
 from kvfs.space import Space
@@ -58,6 +60,7 @@ class Bench:
         self.unsettled: list[Callable[[], None]] = []
         self.evicted: list[int] = []
         self.fruitless_steps = 0
+        self.open_blobs = OpenBlobs(cast(MetaEngine, self.meta))
         self.space = Space([self.directory], self.meta.usage, path / "none")
         self.reclaim = Reclaim(
             [self.directory],
@@ -67,6 +70,7 @@ class Bench:
             self._settle,
             self._evict,
             self._demote,
+            self.open_blobs,
         )
 
     async def _settle(self) -> None:
