@@ -16,6 +16,7 @@ from kvfs.start import NodeStarter
 from kvfs.wire import Reply
 
 _BACKOFF_S = (0.05, 2.0)  # first, longest
+_OF_STAGES = frozenset({"publish", "discard"})  # which go with the connection: who asks is told
 
 
 class Calls:
@@ -74,7 +75,7 @@ class Calls:
         self, operation: str, arguments: Sequence[Any], end_s: float
     ) -> tuple[Reply, list[int]]:
         """One request and its reply, by who holds the lock."""
-        connection = self._connect(end_s)
+        connection = self._connect(operation, end_s)
         frame = connection.encode(operation, arguments)  # one that is refused costs only its caller
         try:
             return connection.exchange(frame, end_s)
@@ -85,9 +86,11 @@ class Calls:
             self._drop()  # its reply would be taken for that to the next request
             raise
 
-    def _connect(self, end_s: float) -> Connection:
+    def _connect(self, operation: str, end_s: float) -> Connection:
         if self._connection is not None:
-            return self._connection
+            if operation in _OF_STAGES or not self._connection.has_ended:
+                return self._connection
+            self._drop()  # the node was restarted since: another one may be there
         if time.monotonic() < self.retry_at_s:
             raise Unavailable(f"{self._store}: no node answers; trying again shortly")
         try:

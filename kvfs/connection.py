@@ -51,6 +51,17 @@ class Connection:
         with contextlib.suppress(OSError):  # closed meanwhile
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the node has closed it, between two requests."""
+        self._socket.settimeout(0)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def encode(self, operation: str, arguments: Sequence[Any]) -> bytes:
         """The next request, to be exchanged. Raises `InvalidInput` for one that no node accepts;
         nothing was sent then, and the connection is as it was."""

@@ -147,7 +147,7 @@ def test_eviction_of_many_small_files(
     monkeypatch.setenv(LIMIT_VARIABLE, "20,500")
     mount = start_mount(config='max_bytes = "80MiB"\n')
     publish(mount.store, [b"s/%06d" % number for number in range(2_000)], lambda name: name)
-    write(mount.mountpoint / "large", 66)
-    assert len((mount.mountpoint / "large").read_bytes()) == 66 * MIB
+    write(mount.mountpoint / "large", 70)
+    assert len((mount.mountpoint / "large").read_bytes()) == 70 * MIB
     with Client(mount.store) as client:
         assert client.status()["counters"]["evicted_files"] > 500

@@ -20,8 +20,10 @@ from kvfs.config import (
     FRAME_BYTES_MAX,
     PATH_BYTES_MAX,
 )
+from kvfs.digest import digest_of
 from kvfs.errors import InvalidInput, KvfsError, OutOfSpace, Unavailable
 from kvfs.wire import PROTOCOL, FrameDecoder, Reply, Request, decode_request, encode_reply
+from tests.conftest import StartNode
 from tests.processes import wait_until
 
 # What a request gets: a result, that many descriptors and the error; None: no answer.
@@ -238,3 +240,23 @@ def test_a_report_of_bad_bytes_keeps_to_the_deadline_it_is_given(scripted, tmp_p
         with pytest.raises(Unavailable):
             client.report_corrupt(b"d" * 16, deadline_s=0.2)
         assert time.monotonic() - begin_s < 10
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_client_that_did_nothing_while_its_node_was_restarted_does_not_notice(
+    start_node: StartNode, is_killed: bool
+) -> None:
+    node = start_node()
+    with Client(node.store) as client:
+        (staged,) = client.stage([5])
+        with os.fdopen(staged.fd, "wb") as file:
+            file.write(b"bytes")
+        node.kill() if is_killed else node.stop()
+        again = start_node(store=node.store)
+        mine = StagedFile(staged.token, b"mine", digest_of(b"bytes"), 5, None)
+        with pytest.raises(Unavailable):  # what was staged went with the node
+            client.publish([mine])
+        assert client.lookup([b"mine"]) == [None]
+        again.stop()
+        start_node(store=node.store)
+        assert client.lookup([b"mine"]) == [None]
