@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from kvfs.shell.doctor.software import installed_version, parse_version
 from kvfs.shell.doctor.store import check_staging, check_store
 from kvfs.shell.doctor.tiers import check_tiers
 from kvfs.shell.locate import Mounted
+from tests.conftest import StartNode
 
 
 @pytest.mark.parametrize(
@@ -210,12 +212,17 @@ def test_a_socket_that_nobody_listens_on_is_left_over(store: Path) -> None:
     assert "left over" in finding.found
 
 
-def test_a_listening_socket_is_a_running_node(store: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(store / "node.sock"))
-        listener.listen()
-        is_running, finding = check_node(store)
+def test_a_node_is_running_and_a_stopped_one_is_told(start_node: StartNode) -> None:
+    node = start_node()
+    is_running, finding = check_node(node.store)
     assert (is_running, finding.level) == (True, Level.OK)
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        is_running, finding = check_node(node.store)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    assert (is_running, finding.level) == (True, Level.FAIL)
+    assert "does not answer" in finding.found and "kill -CONT" in finding.advice
 
 
 def test_a_node_is_reached_however_long_the_path_of_its_store_is(store: Path) -> None:
@@ -225,7 +232,7 @@ def test_a_node_is_reached_however_long_the_path_of_its_store_is(store: Path) ->
         listener.bind(address)
         listener.listen()
         is_running, finding = check_node(deep)
-    assert (is_running, finding.level) == (True, Level.OK)
+    assert is_running and "takes connections" in finding.found  # by whom nobody answers
 
 
 def test_a_file_in_the_sockets_place_is_a_failure(store: Path) -> None:
@@ -234,9 +241,14 @@ def test_a_file_in_the_sockets_place_is_a_failure(store: Path) -> None:
 
 
 def test_a_mount_that_answers_is_fine_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
-    mounts = [Mounted(tmp_path, Path("/s")), Mounted(tmp_path / "absent", Path("/s"))]
+    mounts = [
+        Mounted(tmp_path, tmp_path),
+        Mounted(tmp_path / "absent", tmp_path),
+        Mounted(tmp_path, tmp_path / "removed"),
+    ]
     found = list(check_mounts(lambda: mounts))
-    assert [item.level for item in found] == [Level.OK, Level.WARN]
+    assert [item.level for item in found] == [Level.OK, Level.WARN, Level.FAIL]
+    assert found[2].found == f"its store {tmp_path / 'removed'} was removed"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,12 @@ def check_mounts(find_mounts: FindMounts) -> Iterator[Finding]:
         name = f"mount {mount.mountpoint}"
         code = probe(mount.mountpoint, STAT_DEADLINE_S)
         said = _status(mount.store) if code in (0, errno.EACCES) else {}
-        if code == 0 or said:
+        if code == 0 and not os.path.lexists(mount.store):
+            advice = (
+                f"run `kvfs umount {mount.mountpoint}`, then mount it anew: what it had is gone"
+            )
+            yield Finding(name, Level.FAIL, f"its store {mount.store} was removed", advice)
+        elif code == 0 or said:
             yield Finding(name, Level.OK, f"serves {mount.store}{_shown_as(said)}")
             if why := said.get("unsettled_why"):
                 waiting = count_text(said["unsettled_files"], "closed file")

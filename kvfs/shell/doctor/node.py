@@ -1,10 +1,12 @@
 """The node of a store."""
 
-import socket
 import stat
+import time
 from pathlib import Path
 
-from kvfs.address import SOCKET_NAME, node_address
+from kvfs.address import SOCKET_NAME
+from kvfs.connection import Connection
+from kvfs.errors import KvfsError
 from kvfs.mark import is_owned
 from kvfs.shell.doctor.finding import Finding, Level, trouble
 
@@ -31,20 +33,23 @@ def check_node(store: Path) -> tuple[bool, Finding]:
     if not stat.S_ISSOCK(mode):
         advice = f"remove {path}"
         return False, Finding("node", Level.FAIL, f"{path} is no socket", advice)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(CONNECT_DEADLINE_S)
-        try:
-            with node_address(store) as address:
-                probe.connect(address)
-        except PermissionError:
-            advice = "run as the node's user, or set socket_mode = 0o660 in kvfs.toml"
-            return True, Finding("node", Level.FAIL, f"{path}: permission denied", advice)
-        except ConnectionRefusedError:
-            if is_owned(store):
-                return False, _DEAF
-            found = "stopped; its socket is left over and will be replaced"
-            return False, Finding("node", Level.OK, found)
-        except OSError as error:
-            advice = f"look at {store}/node.log"
-            return True, Finding("node", Level.FAIL, f"{path}: {error.strerror or error}", advice)
+    try:
+        Connection(store, time.monotonic() + CONNECT_DEADLINE_S).close()
+    except PermissionError:
+        advice = "run as the node's user, or set socket_mode = 0o660 in kvfs.toml"
+        return True, Finding("node", Level.FAIL, f"{path}: permission denied", advice)
+    except ConnectionRefusedError:
+        if is_owned(store):
+            return False, _DEAF
+        found = "stopped; its socket is left over and will be replaced"
+        return False, Finding("node", Level.OK, found)
+    except TimeoutError:
+        found = f"takes connections, and does not answer within {CONNECT_DEADLINE_S:g} s"
+        advice = f"look at {store}/node.log; if its process is stopped, let it go on (kill -CONT)"
+        return True, Finding("node", Level.FAIL, found, advice)
+    except OSError as error:
+        advice = f"look at {store}/node.log"
+        return True, Finding("node", Level.FAIL, f"{path}: {error.strerror or error}", advice)
+    except KvfsError as error:  # it is of another version, or has too many clients
+        return True, Finding("node", Level.FAIL, str(error), f"look at {store}/node.log")
     return True, Finding("node", Level.OK, f"running, socket mode {stat.S_IMODE(mode):04o}")
