@@ -252,15 +252,15 @@ def show_first_result(mountpoint: Path, store: Path, tokens: int) -> None:
     say(run_kvfs("prefixes", "--store", store, "--tokenizer", MODEL, capture=True).rstrip())
 
 
-def say_what_next(mountpoint: Path) -> None:
+def say_what_next(mountpoint: Path, store: Path) -> None:
     """Commands to copy, and how to stop."""
     shell = os.path.relpath(KVFS)
-    place = os.path.relpath(mountpoint)
+    place, home = os.path.relpath(mountpoint), os.path.relpath(store)
     rows = [
-        (f"{shell} status", "room, files, counters"),
+        (f"{shell} status --store {home}", "room, files, counters"),
         (f"ls {place}/kv/*/*/", "the cache as files; rm is eviction, cp is a copy"),
         (f"ls -R {place}/.kvfs/prefixes", "the same as a tree of prompts, each with its text"),
-        (f"{shell} verify", "check every byte against its digest"),
+        (f"{shell} verify --store {home}", "check every byte against its digest"),
         (f"{shell} config vllm --model MODEL", "run your own vLLM with this cache"),
         (f"{shell} config lmcache --model MODEL", "or LMCache on the mount"),
         ("make stop", "unmount; the files stay"),
@@ -291,7 +291,7 @@ def main() -> int:
         check_machine()
         DEMO.mkdir(exist_ok=True)
         show_first_result(mountpoint, store, arguments.tokens)
-        say_what_next(mountpoint)
+        say_what_next(mountpoint, store)
     except (CannotRun, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
