@@ -242,7 +242,7 @@ def test_the_end_of_its_terminal_takes_a_mount_down_unless_that_is_ignored(
 ) -> None:
     options = ["--foreground", "--store", tmp_path / "store"]
     words = [sys.executable, "-m", "kvfs", "mount", where, *options]
-    prefix = ["nohup"] if is_ignored else []
+    prefix = ["nohup"] if is_ignored else ["env", "--default-signal=HUP"]  # as a terminal has it
     with (
         open(tmp_path / "log", "wb") as log,
         subprocess.Popen(

@@ -28,4 +28,4 @@ def test_who_has_a_turn_together_with_a_request_has_it_before_the_next(tmp_path:
     requests, overtaken = map(int, ran.stdout.split())
     assert requests >= 60
     # By chance on a busy machine, which may hold up any thread; else by half of the requests.
-    assert overtaken < requests // 10
+    assert overtaken < requests // 4
