@@ -22,7 +22,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from kvfs.config import MOUNT_PROBE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
 from mount.control import open_abort
-from mount.owner import Owner
+from mount.owner import Owner, describe
 
 SUBTYPE = "kvfs"
 _QUOTED = "kvfs:"
@@ -215,6 +215,7 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
     if entry is None:
         raise InvalidInput(str(mountpoint), "no kvfs is mounted here")
     _end_killed(entry)
+    is_replaced = _is_replaced(entry)
     owner = Owner(entry.store)
     try:
         with _telling(f"waiting until {owner.shown} has written what is left, or has ended"):
@@ -226,6 +227,8 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
         if not owner.wait_gone(_KILLED_S) and owner.is_killed:  # it was, a moment ago
             abort(entry)
         return 0
+    if is_replaced:
+        return 0
     wait_s = f"{MOUNT_STOP_DEADLINE_S:.0f} s"
     with _telling(f"unmounted; waiting up to {wait_s} for {owner.shown} to end"):
         is_gone = owner.wait_gone(MOUNT_STOP_DEADLINE_S)
@@ -235,6 +238,14 @@ def umount_command(mountpoint: Path, lazy: bool) -> int:
         )
         return 1
     return 0
+
+
+def _is_replaced(entry: MountEntry) -> bool:
+    """Whether another process has the store of a dead mount by now, which stays."""
+    node = describe(entry.store)
+    if node is None or node.mountpoint == os.fspath(entry.mountpoint):
+        return False
+    return probe(entry.mountpoint) == errno.ENOTCONN
 
 
 @contextlib.contextmanager

@@ -168,6 +168,21 @@ def test_an_engine_that_was_faster_makes_way(start_mount: StartMount) -> None:
     assert (mount.mountpoint / "a").read_bytes() == b"data"
 
 
+def test_umount_of_a_dead_mount_leaves_who_has_its_store(start_mount: StartMount) -> None:
+    mount = start_mount()
+    (mount.mountpoint / "a").write_bytes(b"data")
+    with Client(mount.store, start=True) as engine:
+        assert engine.lookup([b"a"]) == [4]
+        mount.kill()
+        wait_until(lambda: _finds(engine))
+        spare = pid_of(mount.store)
+        done = kvfs("umount", mount.mountpoint)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert entries_at(mount.mountpoint) == 0
+        assert pid_of(mount.store) == spare
+        assert engine.lookup([b"a"]) == [4]
+
+
 def _finds(engine: Client) -> bool:
     try:
         return engine.lookup([b"a"]) == [4]
