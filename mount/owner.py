@@ -44,15 +44,20 @@ class Owner:
     """The process that serves a store, if one does, to wait for its end."""
 
     def __init__(self, store: Path) -> None:
+        self._store = store
         self._pidfd = -1
         self._pid = 0
+        self._takes_no_word = False  # it is stopped, and its socket's queue is full
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(_ANSWER_DEADLINE_S)
             try:
                 with node_address(store) as address:
                     connection.connect(address)
                 who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
                 self._pid = _PEER.unpack(who)[0]
                 self._pidfd = os.pidfd_open(self._pid)
+            except BlockingIOError:
+                self._takes_no_word = True
             except OSError:
                 pass  # nobody serves it, or not for us
 
@@ -65,6 +70,8 @@ class Owner:
     @property
     def shown(self) -> str:
         """The process in words, with what to do about one that is stopped."""
+        if self._takes_no_word:
+            return "its process (which takes no connection: is it stopped?)"
         if self._pidfd < 0:
             return "its process"
         hint = f" (which is stopped: kill -CONT {self._pid})" if self._state() in ("T", "t") else ""
@@ -91,6 +98,11 @@ class Owner:
 
     def wait_gone(self, deadline_s: float) -> bool:
         """False when it still runs at the deadline."""
+        end_s = time.monotonic() + deadline_s
+        while self._takes_no_word and is_owned(self._store):
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(_POLL_S)
         return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], deadline_s)[0])
 
 

@@ -4,13 +4,16 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvfs.address import node_address
 from mount.point import MountEntry, find_mount, find_mounts, probe
 from tests.commands import kvfs
 from tests.conftest import StartMount, StartNode
@@ -173,6 +176,45 @@ def test_umount_says_what_it_waits_for(where: Path, tmp_path: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert is_gone(pid)
+
+
+def test_umount_does_not_hang_where_a_stopped_mount_takes_no_connection(
+    where: Path, tmp_path: Path
+) -> None:
+    pid = mount_at(where, tmp_path / "store")
+    os.kill(pid, signal.SIGSTOP)
+    command = [sys.executable, "-m", "kvfs", "umount", str(where)]
+    try:
+        with contextlib.ExitStack() as stack:
+            fill_queue(tmp_path / "store", stack)
+            umount = stack.enter_context(
+                subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            )
+            stack.callback(umount.kill)
+            assert umount.stderr is not None
+            assert select.select([umount.stderr], [], [], 20)[0], "it hangs"
+            assert "its process (which takes no connection: is it stopped?)" in (
+                umount.stderr.readline()
+            )
+            os.kill(pid, signal.SIGCONT)
+            assert umount.wait(60) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert is_gone(pid)
+
+
+def fill_queue(store: Path, stack: contextlib.ExitStack) -> None:
+    """Connect to a node that accepts nobody until there is no room for more."""
+    for _ in range(1000):
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+        connection.setblocking(False)
+        try:
+            with node_address(store) as address:
+                connection.connect(address)
+        except BlockingIOError:
+            return
+    raise AssertionError("the queue has no end")
 
 
 def test_a_missing_directory_of_the_store_is_told(where: Path, tmp_path: Path) -> None:
