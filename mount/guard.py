@@ -32,18 +32,28 @@ def guarded(device: str | None) -> Iterator[None]:
         log.info("no guard: only root may end the connection of a mount that was killed")
         yield
         return
+    process = _start(abort_fd)
     try:
-        process = subprocess.Popen(
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait(_STOP_DEADLINE_S)
+
+
+def _start(abort_fd: int) -> subprocess.Popen[bytes] | None:
+    """The guardian; None where no process can be started, without which a mount serves as well.
+    Closes the descriptor."""
+    try:
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", _PROGRAM, str(os.getpid()), str(abort_fd)],
             pass_fds=[abort_fd],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
         )
+    except OSError as error:
+        log.warning("no guard, should this mount be killed: %s", error)
+        return None
     finally:
         os.close(abort_fd)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait(_STOP_DEADLINE_S)

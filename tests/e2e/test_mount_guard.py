@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mount import guard
 from mount.control import open_abort
 from mount.point import abort, find_mount, prepare, umount_command
 
@@ -95,3 +96,14 @@ def test_umount_ends_a_process_that_cannot_go(killed: Killed) -> None:
 
 def test_no_connection_has_the_number_of_another_device() -> None:
     assert open_abort("0:1048575") is None
+
+
+def test_a_mount_serves_also_where_no_process_can_be_started_to_guard_it(
+    monkeypatch: pytest.MonkeyPatch, allow_warnings: list[str]
+) -> None:
+    allow_warnings.append("no guard, should this mount be killed: ")
+    monkeypatch.setattr(guard, "open_abort", lambda device: os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setattr(sys, "executable", "/missing/python")
+    descriptors = os.listdir("/proc/self/fd")
+    with guard.guarded("0:1"):
+        assert os.listdir("/proc/self/fd") == descriptors
