@@ -27,10 +27,12 @@ class SpareStages:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._spares: deque[Stage] = deque()
+        self._was_asked = False  # since `run` looked
         self._wake = trio.Event()
 
     def take(self) -> Stage:
         """An empty stage, made now where none is at hand. Raises as `Node.stage`."""
+        self._was_asked = True
         if len(self._spares) <= _SPARES_LOW:
             self._wake.set()
         while self._spares:
@@ -46,10 +48,11 @@ class SpareStages:
             with trio.move_on_after(_IDLE_S if self._spares else float("inf")) as idle:
                 await self._wake.wait()
             self._wake = trio.Event()
-            if idle.cancelled_caught:
-                self.discard()
-            else:
+            if not idle.cancelled_caught:
                 self._fill()
+            elif not self._was_asked:
+                self.discard()
+            self._was_asked = False
 
     def _fill(self) -> None:
         try:

@@ -54,6 +54,22 @@ async def test_none_is_left_when_nobody_makes_files(node: Node, autojump_clock: 
     assert not spares._spares
 
 
+async def test_they_stay_while_files_are_made_now_and_then(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    spares = SpareStages(node)
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        ahead = {stage.name for stage in spares._spares}
+        for _ in range(3):
+            await trio.sleep(0.6)
+            stage = spares.take()
+            assert stage.name in ahead, "it was made, and thrown away, for nothing"
+            node.discard(stage)
+        nursery.cancel_scope.cancel()
+    spares.discard()
+
+
 async def test_what_has_lost_its_name_is_not_given(node: Node) -> None:
     spares = SpareStages(node)
     async with trio.open_nursery() as nursery:
