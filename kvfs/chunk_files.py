@@ -17,11 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class ChunkFiles:
-    """`open_inode` gives a descriptor of a published file, which is closed here; None: a miss."""
+    """`open_inode` gives a descriptor of a published file, which `close` takes back; None: a
+    miss."""
 
-    def __init__(self, engine: MetaEngine, open_inode: Callable[[Inode], int | None]) -> None:
+    def __init__(
+        self,
+        engine: MetaEngine,
+        open_inode: Callable[[Inode], int | None],
+        close: Callable[[int], None],
+    ) -> None:
         self._meta = engine
         self._open_inode = open_inode
+        self._close = close
 
     async def index(self, inode: Inode) -> None:
         """Have a file in the tree of prefixes as far as its header says what its name says: engines
@@ -54,7 +61,7 @@ class ChunkFiles:
             log.info("inode %d is no chunk file: %s", inode.ino, error.reason)
             return None
         finally:
-            os.close(fd)
+            self._close(fd)
         said = namespace_path(header.model, header.fingerprint), header.key
         if said in self._places(inode.ino):  # which may have changed meanwhile
             return chunk_info(header)

@@ -142,7 +142,7 @@ class Node:
             self.publisher.take_away,
             self.drop_lost,
         )
-        self.chunk_files = ChunkFiles(engine, self.contents.open_inode)
+        self.chunk_files = ChunkFiles(engine, self.contents.open_inode, self.reclaim.close)
 
     # Names ---------------------------------------------------------------------------------------
     def unlink(self, parent: int, name: bytes, keep: Callable[[int], None] | None = None) -> Inode:

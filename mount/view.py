@@ -379,7 +379,7 @@ class View:
         try:
             header = await trio.to_thread.run_sync(read_header, fd, chunk.inode.size_bytes)
         finally:
-            os.close(fd)
+            self._node.reclaim.close(fd)
         if header.token_ids is None:
             raise Corrupt("chunk", "its header has lost its token ids")
         if place.kind is Kind.TOKENS:
