@@ -13,11 +13,22 @@ import pytest
 
 from kvfs.client import Client
 from mount.reuse import IS_POSSIBLE
+from tests.conftest import StartMount
 from tests.files import store_at
 from tests.mounts import MountProcess
 from tests.processes import wait_until
 
 KIB = 1024
+REFUSED = "No thread for opens that are reused"
+NO_FRONT = """\
+import threading
+start = threading.Thread.start
+def refuse(thread):
+    if thread.name == "pyfuse-front":
+        raise RuntimeError("can't start new thread")  # as at a limit on processes
+    start(thread)
+threading.Thread.start = refuse
+"""
 
 
 @pytest.fixture
@@ -121,6 +132,19 @@ def test_what_has_lost_its_name_takes_no_room(mounted: MountProcess, place: Path
         return count_opens(mounted) == before
 
     wait_until(goes_before_its_time, 60)  # a busy machine may take too long, at times
+
+
+def test_a_mount_goes_on_where_no_thread_can_be_started_for_them(
+    start_mount: StartMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_FRONT)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    mount = checked(start_mount(allow=REFUSED))
+    for name in ("a", "b"):
+        (mount.mountpoint / name).write_bytes(name.encode())
+        keep(mount, mount.mountpoint / name)
+    assert mount.log.read_text().count(REFUSED) == 1
 
 
 def test_a_stat_shows_what_was_changed_though_answers_are_kept(
