@@ -1,9 +1,10 @@
 """A mount's life: `kvfs mount` from its checks to the last request.
 
 Order at the end: no more notices to the kernel (one may wait for a request), then no more requests,
-then what was not published is dropped, the mount is taken down, and the node stops. Whoever ends
-the mount from outside (umount, fusermount) ends the request loop, and the rest follows. Requests
-that do not end, on a disk that hangs, are given up: whoever waits for them gets ECONNABORTED.
+then what was closed and waits is published, what was not closed is dropped, the mount is taken
+down, and the node stops. Whoever ends the mount from outside (umount, fusermount) ends the request
+loop, and the rest follows. Requests that do not end, on a disk that hangs, are given up: whoever
+waits for them gets ECONNABORTED.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""A mount for the length of a `with` block, which can also be killed: what benchmarks share."""
+"""A mount for the length of a `with` block, which can also be killed: what scripts share."""
 
 import os
 import signal
