@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from kvfs.client import Client  # noqa: E402  (path first)
 from kvfs.config import MIB  # noqa: E402
-from scripts.bench_mount import make_buffer  # noqa: E402
 from scripts.ending import clean_up_on_sigterm  # noqa: E402
+from scripts.file_rates import make_buffer  # noqa: E402
 from scripts.mount_rig import MountRig, mounted  # noqa: E402
 
 FILE_BYTES = 16 * MIB

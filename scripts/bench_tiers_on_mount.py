@@ -134,7 +134,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, plain: Path, rig: MountRi
                 remove_chunks(place)
                 wait_freed(rig.store)
             shown = "  ".join(f"{kind} {cell.ratios(kind)[-1]:.2f}" for kind in KINDS)
-            print(f"bench_tiers: {cell.name}: round {number + 1}: {shown}", file=sys.stderr)
+            print(f"{cell.name}: round {number + 1}: {shown}", file=sys.stderr)
 
 
 def measure_once(driver: Driver, place: Path, chunks: int) -> Iterator[tuple[str, float]]:
@@ -212,7 +212,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for tier in arguments.tiers:
         if not (ROOT / ".envs" / ENVIRONMENTS[tier] / "bin" / "python").exists():
-            sys.exit(f"bench_tiers: run scripts/setup main {ENVIRONMENTS[tier]} first")
+            sys.exit(f"bench_tiers_on_mount: run scripts/setup main {ENVIRONMENTS[tier]} first")
     cells = [Cell(tier, is_direct) for tier in arguments.tiers for is_direct in (False, True)]
     is_cold = drop_page_cache()
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kvfs-bench-") as scratch:
