@@ -20,7 +20,7 @@ from kvfs.client import Client
 from kvfs.errors import Unavailable
 from tests.commands import kvfs
 from tests.conftest import StartMount
-from tests.mounts import entries_at, is_mounted
+from tests.mounts import MountProcess, entries_at, is_mounted
 from tests.processes import is_gone, pid_of, wait_until
 
 
@@ -151,14 +151,20 @@ def test_a_dead_mount_of_another_store(start_mount: StartMount, tmp_path: Path) 
     assert (again.mountpoint / "a").read_bytes() == b"data"
 
 
-def test_an_engine_that_was_faster_makes_way(start_mount: StartMount) -> None:
-    mount = start_mount()
+@contextmanager
+def _killed_under_an_engine(mount: MountProcess) -> Iterator[tuple[Client, int]]:
+    """Kill a mount that an engine uses: the engine, and the node that it has started instead."""
     (mount.mountpoint / "a").write_bytes(b"data")
     with Client(mount.store, start=True) as engine:
         assert engine.lookup([b"a"]) == [4]
         mount.kill()
         wait_until(lambda: _finds(engine))
-        spare = pid_of(mount.store)
+        yield engine, pid_of(mount.store)
+
+
+def test_an_engine_that_was_faster_makes_way(start_mount: StartMount) -> None:
+    mount = start_mount()
+    with _killed_under_an_engine(mount) as (engine, spare):
         assert spare != mount.pid
         mount = start_mount()
         wait_until(lambda: is_gone(spare))
@@ -170,12 +176,7 @@ def test_an_engine_that_was_faster_makes_way(start_mount: StartMount) -> None:
 
 def test_umount_of_a_dead_mount_leaves_who_has_its_store(start_mount: StartMount) -> None:
     mount = start_mount()
-    (mount.mountpoint / "a").write_bytes(b"data")
-    with Client(mount.store, start=True) as engine:
-        assert engine.lookup([b"a"]) == [4]
-        mount.kill()
-        wait_until(lambda: _finds(engine))
-        spare = pid_of(mount.store)
+    with _killed_under_an_engine(mount) as (engine, spare):
         done = kvfs("umount", mount.mountpoint)
         assert (done.returncode, done.stderr) == (0, "")
         assert entries_at(mount.mountpoint) == 0
