@@ -27,8 +27,12 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _DIRECT_BYTES_MIN = 128 * 1024  # below, setting O_DIRECT costs more than it saves
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _CACHESTAT = 451  # since Linux 6.5, on x86-64 and Arm alike
-_syscall = ctypes.CDLL(None).syscall
+_KEEP_SIZE = 1  # fallocate(2): blocks beyond the end, which stays where it is
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+_fallocate = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def allocate(size_bytes: int) -> memoryview:
@@ -126,6 +130,17 @@ def map_file(fd: int, size_bytes: int) -> memoryview:
     os.ftruncate(fd, size_bytes)
     os.posix_fallocate(fd, 0, size_bytes)
     return memoryview(mmap.mmap(fd, size_bytes))
+
+
+def give_blocks(fd: int, size_bytes: int) -> bool:
+    """Give a file its blocks on the disk before it is written, as far as `size_bytes`; its length
+    stays. False where the file system can't. OSError passes (ENOSPC among them)."""
+    if _fallocate(fd, _KEEP_SIZE, 0, size_bytes) == 0:
+        return True
+    failure = ctypes.get_errno()
+    if failure in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(failure, os.strerror(failure))
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from kvfs.config import whole_pages
 from kvfs.meta.contract import ChunkInfo, Publication
+
+_WASTED_SHARE = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +20,12 @@ class Stage:
     on_disk_bytes: int = 0  # of those, what the disk's own figures count already
     is_open: bool = True
     adopted_as: bytes = b""  # the digest under which the file lies
+    ahead_bytes: int = 0  # so many got their blocks before anything was written
+
+    def wastes_blocks(self, size_bytes: int) -> bool:
+        """Whether a file of this size would keep many more blocks than it needs."""
+        needed_bytes = whole_pages(size_bytes)
+        return self.ahead_bytes - needed_bytes > needed_bytes // _WASTED_SHARE
 
 
 @dataclass(frozen=True, slots=True)

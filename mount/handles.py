@@ -380,6 +380,7 @@ class OpenFiles:
             async with Held(version.lock):
                 if not await self._keep(version):
                     await self._publish(version, is_flush=True)
+                self._stages.note_closed(version)
 
     async def _keep(self, version: Version) -> bool:
         """Whether what was closed may be published later, and survives a crash until then."""

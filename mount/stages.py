@@ -139,8 +139,9 @@ class Stages:
         if version.through is not None:
             self._check_length(version.through.stage, size_bytes)
             # In a thread: it waits for a write that is under way.
-            await trio.to_thread.run_sync(os.ftruncate, version.through.stage.fd, size_bytes)
-            self._node.space.note_cut(version.through.stage)
+            stage = version.through.stage
+            await trio.to_thread.run_sync(os.ftruncate, stage.fd, size_bytes)
+            self._note_cut(stage, size_bytes)
             return
         if version.stage is None and size_bytes == 0:
             self.adopt(version, self.spares.take(), 0)
@@ -150,12 +151,16 @@ class Stages:
             await trio.to_thread.run_sync(os.ftruncate, stage.fd, size_bytes)
         else:
             os.ftruncate(stage.fd, size_bytes)
-        self._node.space.note_cut(stage)
+        self._note_cut(stage, size_bytes)
         version.size_bytes = size_bytes
         version.mtime_ns = self._node.now_ns()
         version.is_dirty = True
         if version.growing is None or version.growing.size_bytes != size_bytes:
             version.growing = None if size_bytes else GrowingDigest()
+
+    def _note_cut(self, stage: Stage, size_bytes: int) -> None:
+        stage.ahead_bytes = min(stage.ahead_bytes, size_bytes)
+        self._node.space.note_cut(stage)
 
     def adopt(self, version: Version, stage: Stage, size_bytes: int) -> None:
         """Give a version a stage, which holds `size_bytes`."""
@@ -189,6 +194,11 @@ class Stages:
             version.stage = None
             self._staged -= 1
 
+    def note_closed(self, version: Version) -> None:
+        """What a writer wrote is whole: the next files may be as large."""
+        through = version.through
+        self.spares.note_closed(version.size_bytes if through is None else through.mark()[0])
+
     async def publish(self, version: Version, is_shared: Callable[[], bool]) -> bool:
         """Publish the stage if it has news and the file a name; whether it did. `is_shared`: see
         `ThroughFiles.publish`."""
@@ -206,6 +216,8 @@ class Stages:
         growing = version.growing
         is_known = growing is not None and growing.size_bytes == version.size_bytes
         digest = growing.digest() if growing is not None and is_known else None
+        if stage.ahead_bytes > version.size_bytes:  # the blocks that it did not need
+            await trio.to_thread.run_sync(os.ftruncate, stage.fd, version.size_bytes)
         published = await self._node.publish_stage(stage, version.ino, version.mtime_ns, digest)
         version.stage = None
         self._staged -= 1

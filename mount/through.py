@@ -10,7 +10,8 @@ Who closes may have another descriptor (a shell's redirection has), and write af
 
 - A small file is published as a copy. The stage stays the writer's own until the last release.
 - A large one is published as it is, but for one that others have open for writing as well while
-  Python serves a file (see below). Until the last release its blob is open (`kvfs.open_blobs`).
+  Python serves a file (see below), or that has many blocks more than it needs. Until the last
+  release its blob is open (`kvfs.open_blobs`).
   If it changed by then, what it holds is published as a copy, and the old blob goes with its name.
 - A file that somebody opens for reading and writing as well may be mapped, and a mapping outlives
   the last release: it is published as a copy, always. What is stored into such a mapping after the
@@ -124,6 +125,7 @@ class ThroughFiles:
         if stage.directory not in self._tells:
             try:
                 self._tells[stage.directory] = _tells_writes(stage.fd)
+                stage.ahead_bytes = 0
             except OSError:
                 return False  # a full disk, which Python's write tells
         return self._tells[stage.directory]
@@ -148,7 +150,7 @@ class ThroughFiles:
             return None
         status = os.fstat(stage.fd)
         mark = size_bytes, changed_ns = _mark_of(status)
-        if not _COPIED_BYTES_MAX < size_bytes <= size_bytes_max:
+        if not _COPIED_BYTES_MAX < size_bytes <= size_bytes_max or stage.wastes_blocks(size_bytes):
             return None
         self._check_length(stage, size_bytes)
         await self._node.reserve(stage, allocated_bytes(status))
@@ -207,7 +209,8 @@ class ThroughFiles:
         mtime_ns = through.mtime_ns(before)
         self._check_length(through.stage, before[0])
         published = None
-        if through.stage.is_open and not through.is_mapped and before[0] > _COPIED_BYTES_MAX:
+        is_large = before[0] > _COPIED_BYTES_MAX and not through.stage.wastes_blocks(before[0])
+        if through.stage.is_open and not through.is_mapped and is_large:
             published = await self._publish_itself(through, before, ino, mtime_ns, is_shared)
         if published is None:
             published = await self._publish_copy(through.stage.fd, before, ino, mtime_ns)

@@ -1,6 +1,7 @@
 """Writes that the kernel serves by itself, on a real mount: what closes publish, whoever writes on
 after them, and what a crash leaves. Skipped where it cannot."""
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -49,6 +50,39 @@ def test_a_close_publishes(mounted: MountProcess, place: Path, size_bytes: int) 
     assert stored(mounted, b"a") == data
     wait_until(lambda: describe(mounted)["open_in_passthrough"] == 0)
     assert (place / "a").read_bytes() == data
+    wait_until(lambda: os.listdir(mounted.store / "staging") == [])
+
+
+def test_files_of_other_sizes_than_the_last_ones(mounted: MountProcess, place: Path) -> None:
+    """They find stages with blocks for those, and keep no more than they need."""
+
+    def finds_blocks() -> bool:
+        staged = (mounted.store / "staging").iterdir()
+        with contextlib.suppress(FileNotFoundError):  # one that went meanwhile
+            return any(s.st_blocks * 512 >= LARGE and s.st_size == 0 for s in map(os.stat, staged))
+        return False
+
+    files = {f"first {number}": os.urandom(LARGE) for number in range(12)}
+    for name, data in files.items():
+        os.close(make(place / name, data))
+    wait_until(finds_blocks)
+    for number, size in enumerate((LARGE // 2, LARGE // 2 + 5, 100, LARGE + 7, LARGE, MIB + 1)):
+        files[f"{number}"] = os.urandom(size)
+        os.close(make(place / f"{number}", files[f"{number}"]))
+    os.close(make(place / "cut", os.urandom(LARGE)))
+    os.truncate(place / "cut", MIB + 4097)
+    fd = make(place / "sparse", b"")
+    os.pwrite(fd, b"end", LARGE - 3)
+    os.close(fd)
+    assert (place / "sparse").read_bytes() == bytes(LARGE - 3) + b"end"
+    for name, data in files.items():
+        assert stored(mounted, name.encode()) == data
+        assert (place / name).read_bytes() == data
+    assert stored(mounted, b"sparse") == bytes(LARGE - 3) + b"end"
+    with Client(mounted.store) as client:
+        client.gc()
+    needed_bytes = sum(map(len, files.values())) + MIB + 4097 + LARGE
+    wait_until(lambda: allocated_bytes(mounted.store / "blobs") < needed_bytes * 1.05)
     wait_until(lambda: os.listdir(mounted.store / "staging") == [])
 
 

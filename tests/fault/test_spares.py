@@ -1,14 +1,22 @@
-"""Stages that are made ahead of who needs them: given once, and none is left."""
+"""Stages that are made ahead of who needs them: given once, with the blocks that they are likely to
+need, and none is left."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from kvfs.blobs import BlobDirectory
+from kvfs.config import MIB
 from kvfs.errors import OutOfSpace
+from kvfs.meta.lmdb import LmdbEngine
 from kvfs.node import Node
+from kvfs.settings.words import Config, DirectoryConfig
 from kvfs.stage import Stage
+from kvfs.stored import allocated_bytes
 from mount.spares import SpareStages
 
 
@@ -102,3 +110,113 @@ async def test_a_disk_that_takes_no_file_tells_who_needs_one(
         node.discard(spares.take())
         nursery.cancel_scope.cancel()
     spares.discard()
+
+
+def close_files(spares: SpareStages, sizes: list[int]) -> None:
+    for size_bytes in sizes:
+        spares.note_closed(size_bytes)
+
+
+async def test_large_files_find_blocks_that_count_as_taken(node: Node) -> None:
+    spares = SpareStages(node)
+    close_files(spares, [3 * MIB, 2 * MIB, 5 * MIB, 2 * MIB + 1])
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        await wait_until_blocks(spares)
+        for stage in spares._spares:
+            status = os.fstat(stage.fd)
+            assert status.st_size == 0
+            assert allocated_bytes(status) == stage.ahead_bytes == stage.reserved_bytes == 2 * MIB
+        held_bytes = sum(node.space.staging_bytes(index) for index in range(2))
+        assert held_bytes == len(spares._spares) * 2 * MIB
+        spares.discard()
+        assert sum(node.space.staging_bytes(index) for index in range(2)) == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[2 * MIB] * 3, [2 * MIB, 2 * MIB, 1000, 2 * MIB]],
+    ids=["too few to tell", "a small one among them"],
+)
+async def test_others_find_none(node: Node, sizes: list[int]) -> None:
+    spares = SpareStages(node)
+    close_files(spares, sizes)
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        assert spares._spares
+        assert all(allocated_bytes(os.fstat(stage.fd)) == 0 for stage in spares._spares)
+        nursery.cancel_scope.cancel()
+    spares.discard()
+
+
+async def test_a_small_store_sets_nothing_aside(tmp_path: Path) -> None:
+    configs = (DirectoryConfig(tmp_path / "one", max_bytes=700 * MIB),)
+    directory = BlobDirectory.open(configs[0])
+    engine = LmdbEngine.open(tmp_path / "one" / "meta")
+    node = Node(Config(configs), [directory], engine)
+    spares = SpareStages(node)
+    close_files(spares, [2 * MIB] * 4)
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        assert spares._spares
+        assert node.space.staging_bytes(0) == 0
+        nursery.cancel_scope.cancel()
+    spares.discard()
+    engine.close()
+    directory.close()
+
+
+async def test_who_writes_less_than_before_gets_no_blocks_for_more(node: Node) -> None:
+    spares = SpareStages(node)
+    close_files(spares, [8 * MIB] * 4)
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        await wait_until_blocks(spares)
+        close_files(spares, [2 * MIB])
+        stage = spares.take()
+        assert stage.ahead_bytes == 0 == allocated_bytes(os.fstat(stage.fd))
+        node.discard(stage)
+        nursery.cancel_scope.cancel()
+    spares.discard()
+
+
+@pytest.mark.parametrize("failure", [errno.EOPNOTSUPP, errno.ENOSPC])
+async def test_a_disk_that_gives_no_blocks(
+    node: Node, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    asked = []
+
+    def refuse(fd: int, size_bytes: int) -> bool:
+        asked.append(size_bytes)
+        if failure != errno.EOPNOTSUPP:
+            raise OSError(failure, os.strerror(failure))
+        return False  # as `give_blocks` says it
+
+    monkeypatch.setattr("mount.spares.give_blocks", refuse)
+    spares = SpareStages(node)
+    close_files(spares, [2 * MIB] * 4)
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        with trio.fail_after(10):
+            while not spares._spares:
+                await trio.sleep(0.01)
+        assert asked
+        count = len(asked)
+        while spares._spares:
+            node.discard(spares.take())
+        with trio.fail_after(10):
+            while not spares._spares:
+                await trio.sleep(0.01)
+        if failure == errno.EOPNOTSUPP:
+            assert len(asked) == count, "it was told, and asked again"
+            assert sum(node.space.staging_bytes(index) for index in range(2)) == 0
+        nursery.cancel_scope.cancel()
+    spares.discard()
+    assert sum(node.space.staging_bytes(index) for index in range(2)) == 0
+
+
+async def wait_until_blocks(spares: SpareStages) -> None:
+    with trio.fail_after(10):
+        while not spares._spares or not all(stage.ahead_bytes for stage in spares._spares):
+            await trio.sleep(0.01)
