@@ -46,6 +46,8 @@ from scripts.mount_rig import MountRig  # noqa: E402
 NAMES_PER_WRITER = 24
 # Above a megabyte the mount publishes what it wrote to, a little after its close, else a copy.
 SIZE_MAX = 3_000_000
+LARGE_MIN = 1_100_000
+LARGE_SHARE = 0.5  # of the rounds: all files are that large, and stages have their blocks before
 ASKING_SHARE = 0.5  # of the rounds: readers ask the node as well, which then publishes at once
 STARTING_SHARE = 0.1  # of the rounds: killed while it starts
 REMOVED_S = 5.0  # in it a start has removed what it replaced
@@ -83,7 +85,15 @@ class Writer(threading.Thread):
     after it has returned one.
     """
 
-    def __init__(self, directory: Path, number: int, seed: int, known: dict[str, set[int]]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        number: int,
+        seed: int,
+        known: dict[str, set[int]],
+        *,
+        all_large: bool,
+    ) -> None:
         super().__init__()
         self.possible = known
         self.counts: Counter[str] = Counter()
@@ -92,6 +102,7 @@ class Writer(threading.Thread):
         self._directory = directory
         self._number = number
         self._chance = random.Random(seed)
+        self._all_large = all_large
         self._last = max((max(versions) for versions in known.values()), default=0)
 
     def run(self) -> None:
@@ -111,8 +122,9 @@ class Writer(threading.Thread):
             self._change(name, 0, "unlinked", lambda: os.unlink(self._directory / name))
             return
         self._last += 1
-        any_size = self._chance.randrange(SIZE_MAX)
-        size = self._chance.choice((0, 1000, 70_000, any_size, any_size))
+        any_size = self._chance.randrange(LARGE_MIN if self._all_large else 0, SIZE_MAX)
+        others = () if self._all_large else (0, 1000, 70_000, any_size)
+        size = self._chance.choice((any_size, *others))
         data = build(name, self._last, size)
         if is_renamed:
             self._change(name, self._last, "renamed", lambda: self._rename(name, data))
@@ -309,8 +321,9 @@ class Crashes:
 
     def _load(self, seconds: float) -> None:
         seed = self._chance.randrange(2**32)
+        all_large = self._chance.random() < LARGE_SHARE
         writers = [
-            Writer(self._directory, number, seed + number, known)
+            Writer(self._directory, number, seed + number, known, all_large=all_large)
             for number, known in enumerate(self._known)
         ]
         asks = self._chance.random() < ASKING_SHARE
