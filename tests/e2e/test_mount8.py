@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from mount.point import find_mount
+from mount.point import find_mount, source_of
 from tests.mounts import entries_at, is_mounted
 from tests.processes import is_gone, pid_of, wait_until
 
 KVFS = Path(sys.executable).parent / "kvfs"
+DOCS = Path(__file__).parents[2] / "docs" / "mount.md"
 HELPER = Path("/sbin/mount.fuse.kvfs")  # mount(8) looks nowhere else, and keeps no PATH
 
 pytestmark = [
@@ -115,16 +116,25 @@ def test_lines_of_fstab(where: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert run("umount", where).returncode == 0
 
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    fstab.write_text(f"{plain} {where} fuse.kvfs defaults,nofail 0 0\n")
-    for _ in range(2):  # mount -a sees what is mounted already
+
+@pytest.mark.usefixtures("linked")
+@pytest.mark.parametrize("name", ["plain", "a store"])
+def test_mount_a_sees_what_is_mounted_already(where: Path, tmp_path: Path, name: str) -> None:
+    """The line that docs/mount.md shows, and the way of writing a path that it tells of."""
+    store = tmp_path / name
+    store.mkdir()
+    line = next(line for line in DOCS.read_text().splitlines() if "nofail,x-systemd" in line)
+    line = line.replace("for=/nvme", "for=/").replace("/nvme/kvfs", source_of(store))
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"{line.replace('/mnt/kv', str(where)).strip()}\n")
+    for _ in range(2):
         done = run("mount", "-T", fstab, "-a")
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert entries_at(where) == 1
+    assert run("findmnt", "-no", "SOURCE", where).stdout.strip() == source_of(store)
     entry = find_mount(where)
-    assert entry is not None and entry.store == plain
-    pid = pid_of(plain)
+    assert entry is not None and entry.store == store
+    pid = pid_of(store)
     assert run("umount", where).returncode == 0
     wait_until(lambda: is_gone(pid))
 
