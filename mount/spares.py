@@ -91,21 +91,24 @@ class SpareStages:
     async def _give_blocks(self, stages: list[Stage], size_bytes: int) -> None:
         """Have the disk set aside what will be written, where that is little of what it holds."""
         fits_ever, held_bytes = self._node.space.fits_ever, size_bytes * _SPARES_MAX
-        fds: dict[int, Stage] = {}
+        chosen: list[Stage] = []
         for stage in stages if size_bytes else ():
             index = stage.directory
             if index not in self._without_blocks and fits_ever(index, held_bytes * _HELD_SHARE):
                 await self._node.reserve(stage, size_bytes)
                 stage.ahead_bytes = size_bytes
-                fds[os.dup(stage.fd)] = stage
-        if fds:
-            refused = await trio.to_thread.run_sync(
-                _give_blocks_and_close, list(fds), size_bytes, abandon_on_cancel=True
-            )
-            for fd in refused:
-                self._without_blocks.add(fds[fd].directory)
-                self._node.space.fit(fds[fd], 0)
-                fds[fd].ahead_bytes = 0
+                chosen.append(stage)
+        if not chosen:
+            return
+        own_fds = [os.dup(stage.fd) for stage in chosen]
+        given = await trio.to_thread.run_sync(
+            _give_blocks_and_close, own_fds, size_bytes, abandon_on_cancel=True
+        )
+        for stage, has_blocks in zip(chosen, given, strict=True):
+            if not has_blocks:
+                self._without_blocks.add(stage.directory)
+                self._node.space.fit(stage, 0)
+                stage.ahead_bytes = 0
 
     def discard(self) -> None:
         """Have none at hand any more."""
@@ -113,10 +116,10 @@ class SpareStages:
             self._node.discard(self._spares.popleft())
 
 
-def _give_blocks_and_close(fds: list[int], size_bytes: int) -> list[int]:
-    """Those whose file systems can't."""
+def _give_blocks_and_close(fds: list[int], size_bytes: int) -> list[bool]:
+    """Whether each has them: file systems may have no way to give any."""
     try:
-        return [fd for fd in fds if not give_blocks(fd, size_bytes)]
+        return [give_blocks(fd, size_bytes) for fd in fds]
     finally:
         for fd in fds:
             os.close(fd)

@@ -216,6 +216,30 @@ async def test_a_disk_that_gives_no_blocks(
     assert sum(node.space.staging_bytes(index) for index in range(2)) == 0
 
 
+async def test_no_room_to_set_aside_leaves_no_descriptor(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, asked = node.reserve, []
+
+    async def refuse_the_third(stage: Stage, size_bytes: int) -> None:
+        asked.append(stage)
+        if len(asked) > 2:
+            raise OutOfSpace("no room")
+        await reserve(stage, size_bytes)
+
+    monkeypatch.setattr(node, "reserve", refuse_the_third)
+    spares = SpareStages(node)
+    close_files(spares, [2 * MIB] * 4)
+    before = len(os.listdir("/proc/self/fd"))
+    async with trio.open_nursery() as nursery:
+        await made(spares, nursery)
+        assert len(asked) == 3
+        assert spares._spares, "they are given all the same"
+        nursery.cancel_scope.cancel()
+    spares.discard()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def wait_until_blocks(spares: SpareStages) -> None:
     with trio.fail_after(10):
         while not spares._spares or not all(stage.ahead_bytes for stage in spares._spares):
