@@ -73,10 +73,15 @@ class Reclaim:
         self._demote = demote
         self._open_blobs = open_blobs
         self._lock = trio.Lock()
+        self._refused_bytes = [0] * len(directories)
         self._queue: list[_Refuse] = []
         self._is_removing = False
         self._wake = trio.Event()
         self._removed = trio.Event()
+
+    def refused_bytes(self, index: int) -> int:
+        """What a directory had last to refuse since nothing in it may go; 0 once there was room."""
+        return self._refused_bytes[index]
 
     async def make_room(self, index: int, extra_bytes: int) -> None:
         """Return when a directory has room for so many bytes more. Raises `OutOfSpace`."""
@@ -94,7 +99,9 @@ class Reclaim:
             if self._space.short_bytes(index, extra_bytes) > 0:
                 self._release_spare()
             if not self._may_have(index, extra_bytes):
-                raise OutOfSpace("not even an empty cache has so much room: raise max_bytes")
+                raise OutOfSpace(
+                    "not even an empty cache has so much room: raise max_bytes or lower min_free"
+                )
             await self._evict_for(index, extra_bytes)
 
     def _may_have(self, index: int, extra_bytes: int) -> bool:
@@ -119,7 +126,9 @@ class Reclaim:
             elif has_evicted:
                 until_ns, has_evicted = self._meta.newest_used_ns(), False
             else:
+                self._refused_bytes[index] = extra_bytes
                 raise OutOfSpace("nothing is left to evict: unpin files or raise max_bytes")
+        self._refused_bytes[index] = 0
 
     async def _remove_empty_leaves(self, index: int) -> None:
         """Where that is much of what is short, give back what directories take whose blobs have all

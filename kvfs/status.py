@@ -56,4 +56,5 @@ def _directory_status(node: Node, index: int) -> dict[str, Any]:
         "min_free_bytes": directory.min_free_bytes(),
         "room_bytes": max(0, node.space.room_bytes(index)),
         "disk_free_bytes": directory.free_bytes(),
+        "refused_bytes": node.reclaim.refused_bytes(index),
     }

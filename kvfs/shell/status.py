@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvfs.names import escape
+from kvfs.shell.fullness import full_directory
 from kvfs.shell.namespaces import estimate_chunks, find_namespaces, shown_name
 from kvfs.shell.render import age_text, count_text, facts, size_text, table, write_json
 from kvfs.shell.session import Session
@@ -124,6 +125,9 @@ def _status_lines(
         )
     yield ""
     yield from table(rows, right=(1, 2, 3, 4))
+    for item in found["directories"]:
+        if item["present"] and (why := full_directory(item)) is not None:
+            yield f"{escape(os.fsencode(item['path']))} {why.found}: {why.advice}"
     if tiering := found.get("tiering"):
         yield ""
         yield from tier_lines(tiering)

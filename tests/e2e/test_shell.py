@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
+from kvfs.errors import OutOfSpace
 from tests.chunks import FINGERPRINT, MODEL, chunk_file, store_chain
 from tests.commands import DEADLINE_S, kvfs, kvfs_json, kvfs_text
 from tests.conftest import StartMount, StartNode
@@ -37,6 +38,24 @@ def test_status(store: Path) -> None:
     ]
     text = kvfs_text("status", store=store)
     assert str(store) in text and f"{MODEL}@{FINGERPRINT}" in text and "not mounted" in text
+
+
+@pytest.mark.parametrize("config", ['min_free = "100%"', 'max_bytes = "1MiB"'])
+def test_a_store_that_can_take_nothing_says_so(start_node: StartNode, config: str) -> None:
+    store = start_node(config=config).store
+    with Client(store) as client:
+        if "max" in config:
+            store_bytes(client, b"kept", bytes(600_000))
+            client.pin([b"kept"])
+        with pytest.raises(OutOfSpace):
+            store_bytes(client, b"more", bytes(600_000))
+    word = "unpin" if "max" in config else "lower min_free"
+    (line,) = [line for line in kvfs_text("status", store=store).splitlines() if word in line]
+    assert line.startswith(f"{store} ")
+    found = next(
+        f for f in kvfs_json("doctor", store=store, code=1)["findings"] if f["check"] == "room"
+    )
+    assert found["level"] == "fail" and word in found["advice"]
 
 
 def test_ls(store: Path) -> None:

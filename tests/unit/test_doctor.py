@@ -225,6 +225,30 @@ def test_a_node_is_running_and_a_stopped_one_is_told(start_node: StartNode) -> N
     assert "does not answer" in finding.found and "kill -CONT" in finding.advice
 
 
+def test_a_stopped_store_whose_min_free_lets_nothing_be_stored_is_told(store: Path) -> None:
+    (store / "kvfs.toml").write_text('min_free = "100%"\n')
+    finding = next(f for f in check_store(store) if f.check == "room")
+    assert finding.level is Level.FAIL and f"{store} takes no file" in finding.found
+    assert "lower min_free" in finding.advice and "free the disk" in finding.advice
+    blob = store / "blobs" / "00" / "00" / "digest"
+    blob.parent.mkdir(parents=True)
+    blob.touch()
+    assert "room" not in levels(check_store(store))  # it may go: the next node sees how much
+
+
+def test_a_running_store_whose_min_free_lets_nothing_be_stored_is_told(
+    start_node: StartNode,
+) -> None:
+    node = start_node(config='min_free = "100%"')
+    finding = next(f for f in check_store(node.store) if f.check == "room")
+    assert finding.level is Level.FAIL and "takes no file" in finding.found
+    assert "lower min_free" in finding.advice
+
+
+def test_a_store_that_has_room_says_nothing_of_it(start_node: StartNode) -> None:
+    assert "room" not in levels(check_store(start_node().store))
+
+
 def test_a_node_is_reached_however_long_the_path_of_its_store_is(store: Path) -> None:
     deep = store.joinpath(*["x" * 60] * 3)
     deep.mkdir(parents=True)

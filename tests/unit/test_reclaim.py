@@ -203,6 +203,23 @@ def test_what_was_closed_may_go_before_there_is_no_room(bench: Bench) -> None:
     assert len(bench.evicted) == 1
 
 
+def test_what_was_refused_since_nothing_may_go_is_told_until_there_is_room(bench: Bench) -> None:
+    async def make_room() -> None:
+        bench.reclaim._evict = lambda index, short_bytes, until_ns: Evicted(0, True)
+        with pytest.raises(OutOfSpace, match="unpin"):
+            await bench.reclaim.make_room(0, 2 * MIB)
+        assert bench.reclaim.refused_bytes(0) == 2 * MIB
+        bench.reclaim._evict = bench._evict
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bench.reclaim.remove_always)
+                await bench.reclaim.make_room(0, 2 * MIB)
+                nursery.cancel_scope.cancel()
+        assert bench.reclaim.refused_bytes(0) == 0
+
+    trio.run(make_room)
+
+
 def test_who_waits_for_room_does_not_wait_for_a_publication_for_ever(bench: Bench) -> None:
     async def make_room() -> None:
         with pytest.raises(OutOfSpace, match="not even an empty cache"):

@@ -29,6 +29,7 @@ from kvfs.shell.doctor.metadata import check_metadata
 from kvfs.shell.doctor.metadata_server import check_metadata_server
 from kvfs.shell.doctor.node import check_node
 from kvfs.shell.doctor.peers import check_peers
+from kvfs.shell.doctor.room import check_takes_files
 from kvfs.shell.doctor.tiers import check_tiers
 from kvfs.shell.render import count_text, names_text
 
@@ -70,6 +71,8 @@ def check_store(store: Path) -> Iterator[Finding]:
         yield from go_on("directories", check_directories(store))
     is_running, finding = check_node(store)
     yield finding
+    if settings.level is finding.level is Level.OK:
+        yield from go_on("room", check_takes_files(store, is_running=is_running))
     if joined is not None:
         yield from go_on("peers", check_peers(store, joined, is_running=is_running))
     yield from go_on("metadata", check_metadata(store, is_running=is_running))
