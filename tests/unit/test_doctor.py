@@ -106,6 +106,12 @@ def test_a_stopped_store_is_fine(store: Path) -> None:
     assert sorted(item.name for item in store.iterdir()) == ["staging", "store.json"]
 
 
+def test_a_store_that_init_has_made_and_no_node_began_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "kvfs.toml").touch()
+    found = levels(check_store(tmp_path))
+    assert found["store"] is found["settings"] is Level.OK
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [

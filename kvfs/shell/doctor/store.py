@@ -92,7 +92,8 @@ def check_configuration(store: Path) -> Finding:
     """Whether a node could start with what the store says of itself."""
     try:
         load_config_of_store([store])  # first: it sees what would be waited for
-        read_mark(store)
+        if os.path.lexists(store / STORE_MARK):  # else `kvfs init` made it, and nobody began it
+            read_mark(store)
         read_roster(store / ROSTER)
         refuse_part(store)
     except InvalidInput as error:
