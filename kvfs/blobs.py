@@ -15,6 +15,7 @@ import time
 from kvfs.blob_files import BlobFiles, Foreign, remove_name, subdirectories
 from kvfs.config import DISK_FIGURES_S, FREE_INODES, PAGE_BYTES, QUARANTINE_BYTES_MAX
 from kvfs.errors import InvalidInput, OwnedElsewhere
+from kvfs.holder import describe_holder
 from kvfs.home import PARTS, STORE_MARK, check_directory
 from kvfs.mark import make_mark, read_mark
 from kvfs.settings.sizes import Share, least_free_bytes
@@ -63,7 +64,7 @@ class BlobDirectory(BlobFiles):
                 (path / part).mkdir(mode=0o700, exist_ok=True)
         except BlockingIOError as error:
             os.close(lock_fd)
-            raise OwnedElsewhere(path) from error
+            raise OwnedElsewhere(path, describe_holder(path)) from error
         except OSError as error:
             os.close(lock_fd)
             raise InvalidInput(str(path), f"cannot be used: {error.strerror}") from error

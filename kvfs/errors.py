@@ -89,8 +89,8 @@ class OwnedElsewhere(Unavailable):
 
     words = "another node owns this store"  # who starts a node looks for them in what it said
 
-    def __init__(self, path: object) -> None:
-        super().__init__(f"{path}: {self.words}")
+    def __init__(self, path: object, holder: str = "") -> None:
+        super().__init__(f"{path}: {self.words}{holder}")
 
 
 _Error = TypeVar("_Error", bound=BaseException)

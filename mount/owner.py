@@ -22,6 +22,7 @@ from kvfs.address import node_address
 from kvfs.client import Client
 from kvfs.config import STORE_HANDOVER_S
 from kvfs.errors import KvfsError
+from kvfs.holder import process_state
 from kvfs.mark import is_owned
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,7 @@ class Owner:
 
     def _state(self) -> str:
         """Of its main thread, as in proc(5); empty when that is not known."""
-        try:
-            with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return ""
+        return process_state(self._pid)
 
     def ask_to_leave(self) -> None:
         """SIGTERM, if it is there and ours to ask."""

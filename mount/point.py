@@ -21,6 +21,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from kvfs.config import MOUNT_PROBE_S, MOUNT_STOP_DEADLINE_S
 from kvfs.errors import InvalidInput, KvfsError, Unavailable
+from kvfs.holder import describe_holder
 from mount.control import open_abort
 from mount.owner import Owner, describe
 
@@ -120,8 +121,9 @@ def prepare(mountpoint: Path, stores: Sequence[Path]) -> Path:
             answer = probe(entry.mountpoint)
         if answer is None:
             raise Unavailable(
-                f"{mountpoint}: a kvfs of {entry.store} is mounted here and does not answer; see"
-                " node.log in its store, or take it away with kvfs umount --lazy"
+                f"{mountpoint}: a kvfs of {entry.store} is mounted here and does not answer"
+                f"{describe_holder(entry.store)}; see node.log in its store,"
+                " or take it away with kvfs umount --lazy"
             )
         if answer != errno.ENOTCONN:
             raise Unavailable(

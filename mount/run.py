@@ -30,6 +30,7 @@ from kvfs.daemon import (
     tell_ready,
 )
 from kvfs.errors import KvfsError, OwnedElsewhere, Unavailable, first_of
+from kvfs.holder import describe_holder
 from kvfs.home import log_of
 from kvfs.life import running
 from kvfs.settings.words import Config
@@ -228,8 +229,8 @@ def _explain(error: OwnedElsewhere, config: Config) -> Unavailable:
     for entry in find_mounts():
         if os.path.realpath(entry.store) == home:
             return Unavailable(
-                f"{config.home} is mounted at {entry.mountpoint} already; use that,"
-                " or kvfs umount it first"
+                f"{config.home} is mounted at {entry.mountpoint} already"
+                f"{describe_holder(config.home)}; use that, or kvfs umount it first"
             )
     node = describe(config.home)
     if node is not None and node.mountpoint is not None:
@@ -238,7 +239,7 @@ def _explain(error: OwnedElsewhere, config: Config) -> Unavailable:
             f" unmounted; close them, or end process {node.pid}"
         )
     if node is None:
-        return Unavailable(f"{error}, which does not answer; see node.log there")
+        return Unavailable(f"{error}; it does not answer: see node.log there")
     return Unavailable(f"{error} without a mount (kvfs serve); stop that first, then mount")
 
 

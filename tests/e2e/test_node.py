@@ -220,9 +220,31 @@ def test_two_nodes_cannot_own_one_store(start_node) -> None:
         check=False,
     )
     assert second.returncode == 2
-    assert "another node owns this store" in second.stderr
+    assert f"another node owns this store (process {node.pid})" in second.stderr
     with Client(node.store) as client:
         assert client.status()["pid"] == node.pid
+
+
+@pytest.mark.parametrize("command", ["serve", "mount"])
+def test_who_has_a_store_and_does_not_answer_is_named(
+    start_node, tmp_path: Path, command: str
+) -> None:
+    node = start_node(allow="the event loop was held")  # which a watch can't tell from this
+    place = [] if command == "serve" else [str(tmp_path / "mnt")]
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        second = subprocess.run(
+            [sys.executable, "-m", "kvfs", command, *place, "--store", str(node.store)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    assert second.returncode == 2
+    (line,) = second.stderr.splitlines()
+    assert f"(process {node.pid}, which is stopped: kill -CONT {node.pid})" in line
 
 
 def test_a_client_without_a_node_is_told_so(tmp_path: Path) -> None:
