@@ -10,6 +10,8 @@ import contextlib
 import ctypes
 import errno
 import os
+import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from mount.owner import Owner, describe
 SUBTYPE = "kvfs"
 _QUOTED = "kvfs:"
 _MOUNTINFO = Path("/proc/self/mountinfo")
+_USER = re.compile(r"\buser_id=(\d+)")
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _SILENCE_S = 2.0
 _KILLED_S = 0.5  # within which a process that was killed shows it
@@ -40,6 +43,7 @@ class MountEntry:
     mountpoint: Path
     store: Path
     device: str = ""  # major:minor
+    uid: int = 0  # who mounted it
 
 
 class Busy(KvfsError):
@@ -63,7 +67,8 @@ def parse_mountinfo(text: str) -> list[MountEntry]:
             continue
         store = _store_of(kind[1])
         if store is not None:
-            found.append(MountEntry(Path(_unescape(fields[4])), store, fields[2]))
+            uid = int(found_uid[1]) if (found_uid := _USER.search(kind[-1])) else 0
+            found.append(MountEntry(Path(_unescape(fields[4])), store, fields[2], uid))
     return found
 
 
@@ -287,8 +292,21 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
         ) from error
     if done.returncode and "busy" in done.stderr.lower():
         raise _busy(mountpoint)
+    entry = find_mount(mountpoint) if done.returncode else None
+    if entry is not None and entry.uid != os.getuid():
+        raise KvfsError(
+            f"{mountpoint} was mounted by {_user_name(entry.uid)}: unmount it as that user, or as"
+            " root"
+        )
     if done.returncode:
         raise KvfsError(f"{mountpoint}: {done.stderr.strip() or 'cannot be unmounted'}")
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _busy(mountpoint: Path) -> Busy:

@@ -7,8 +7,10 @@ loop, and the rest follows. Requests that do not end, on a disk that hangs, are 
 waits for them gets ECONNABORTED.
 """
 
+import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -162,9 +164,15 @@ def _check_device() -> None:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        raise Unavailable(
-            f"/dev/fuse: {error.strerror}; load the module fuse, or give the container the device"
-        ) from error
+        advice = _DEVICE_ADVICE.get(error.errno or 0, "load the module fuse (modprobe fuse)")
+        raise Unavailable(f"/dev/fuse: {error.strerror}; {advice}") from error
+
+
+_DEVICE_ADVICE = {
+    errno.EACCES: "mount as root, or let this user open it (chmod 666 /dev/fuse, a rule of udev)",
+    errno.EPERM: "give the container the device (docker: --device /dev/fuse)",
+    errno.ENOENT: "load the module fuse (modprobe fuse), or give the container the device",
+}
 
 
 def _run(orders: Orders, on_ready: Callable[[str], None]) -> KvfsError | None:
@@ -255,8 +263,9 @@ async def _mounted(
     try:
         pyfuse3.init(operations, os.fspath(mountpoint), options)
     except RuntimeError as error:
-        hint = "; allow_other needs user_allow_other in /etc/fuse.conf" if os.geteuid() else ""
-        raise KvfsError(f"{mountpoint}: the kernel refuses the mount ({error}){hint}") from error
+        raise KvfsError(
+            f"{mountpoint}: the kernel refuses the mount ({error}){_mount_advice(config)}"
+        ) from error
     own: MountEntry | None = None
     try:
         own = find_mount(mountpoint)
@@ -272,6 +281,17 @@ async def _mounted(
             if own is not None and find_mount(mountpoint) == own:  # libfuse leaves an aborted one
                 detach(own.mountpoint)
             log.info("unmounted %s", mountpoint)
+
+
+def _mount_advice(config: Config) -> str:
+    """What may help who is not root."""
+    if os.geteuid() == 0:
+        return ""
+    if shutil.which("fusermount3") is None:
+        return "; mounting as an ordinary user needs fusermount3: install fuse3, or mount as root"
+    if config.mount.allow_other:
+        return "; allow_other needs user_allow_other in /etc/fuse.conf"
+    return ""
 
 
 async def _serve_requests(

@@ -1,16 +1,19 @@
 """Reading the kernel's list of mounts, and naming a mount so that it can be read."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from kvfs.errors import InvalidInput
+from kvfs.errors import InvalidInput, KvfsError
+from mount import point
 from mount.point import MountEntry, find_triggers, parse_mountinfo, prepare, source_of
 
 MOUNTINFO = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-40 22 0:39 / /mnt/kv rw,nosuid,nodev,relatime - fuse.kvfs /var/lib/kvfs rw,user_id=0
+40 22 0:39 / /mnt/kv rw,nosuid,nodev,relatime - fuse.kvfs /var/lib/kvfs rw,user_id=7
 41 22 0:40 / /mnt/with\040blank\134and\011tab rw shared:5 master:1 - fuse.kvfs kvfs:/a%20b%2Cc rw
 42 22 0:41 / /mnt/ssh rw - fuse.sshfs host:/x rw
 43 22 0:42 / /mnt/other rw - fuse.kvfs something rw
@@ -22,7 +25,7 @@ broken line
 
 def test_parsing() -> None:
     assert parse_mountinfo(MOUNTINFO) == [
-        MountEntry(Path("/mnt/kv"), Path("/var/lib/kvfs"), "0:39"),
+        MountEntry(Path("/mnt/kv"), Path("/var/lib/kvfs"), "0:39", 7),
         MountEntry(Path("/mnt/with blank\\and\ttab"), Path("/a b,c"), "0:40"),
     ]
 
@@ -65,3 +68,21 @@ def test_a_missing_place_is_made(tmp_path: Path) -> None:
     place = prepare(tmp_path / "a" / "b", [tmp_path / "store"])
     assert place == tmp_path / "a" / "b"
     assert place.is_dir()
+
+
+def test_a_mount_of_another_user_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: list[str], **options: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(command, 1, "", "entry for /mnt/kv not found in mtab")
+
+    uid = os.getuid() + 1
+    monkeypatch.setattr(
+        point, "find_mounts", lambda: [MountEntry(Path("/mnt/kv"), Path("/s"), "", uid)]
+    )
+    monkeypatch.setattr(point, "_user_name", lambda uid: "her")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(
+        KvfsError, match=r"^/mnt/kv was mounted by her: unmount it as that user, or"
+    ):
+        point._unmount(Path("/mnt/kv"), lazy=False)

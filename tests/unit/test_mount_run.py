@@ -1,5 +1,8 @@
 """The end of a mount's life: it comes, also when what it waits for does not."""
 
+import errno
+import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.config import MOUNT_STOP_DEADLINE_S
-from kvfs.errors import OutOfSpace, Unavailable
+from kvfs.errors import KvfsError, OutOfSpace, Unavailable
 from kvfs.settings.words import Config, DirectoryConfig
 from mount import run
 
@@ -107,3 +110,36 @@ async def test_only_a_store_that_another_owns_is_explained_as_such(
     monkeypatch.setattr(run, "running", broken)
     with pytest.raises(Unavailable, match=r"^the metadata cannot be opened$"):
         await run.serve_mount(Config((DirectoryConfig(tmp_path),)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "Permission denied; mount as root, or let this user open it"),
+        (errno.EPERM, "give the container the device"),
+        (errno.ENOENT, "load the module fuse"),
+    ],
+)
+def test_a_device_that_cannot_be_opened_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def refuse(path: str, flags: int) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Unavailable, match=f"^/dev/fuse: .*{advice}"):
+        run._check_device()
+
+
+async def test_who_lacks_fusermount_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*words: object) -> None:
+        raise RuntimeError("fuse_session_mount failed")
+
+    monkeypatch.setattr(pyfuse3, "init", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(KvfsError, match="needs fusermount3: install fuse3"):
+        async with run._mounted(None, Config((DirectoryConfig(tmp_path),)), tmp_path):  # type: ignore[arg-type]  # not reached
+            pass
